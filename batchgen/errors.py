@@ -1,0 +1,75 @@
+"""What can go wrong, and the exit code each kind of failure ends with.
+
+This file and ``sampling.py`` are the slab the house stands on: every module may
+import them, they import nothing of ours.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of ``python -m batchgen``."""
+
+    DONE = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    TOO_MANY_ROW_ERRORS = 3
+    ENGINE_FAILED = 4
+    INTERRUPTED = 75
+
+
+class BatchgenError(Exception):
+    """Base of all errors we raise on purpose; the message is written for the user."""
+
+    exit_code = ExitCode.UNEXPECTED
+
+
+class UsageError(BatchgenError):
+    """The configuration, the input files or the output directory cannot be used.
+
+    Raised before anything is loaded or written. The message names the key (or the
+    file), its value, and what to do.
+    """
+
+    exit_code = ExitCode.USAGE
+
+
+class EngineError(BatchgenError):
+    """The engine cannot go on. Finished rows are kept; the same command resumes."""
+
+    exit_code = ExitCode.ENGINE_FAILED
+
+
+class Interrupted(BatchgenError):
+    """A signal asked the run to stop. Finished rows are kept; the same command resumes."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+class RowErrorType(StrEnum):
+    """The closed set of reasons for which a single row can fail."""
+
+    EMPTY_PROMPT = "empty_prompt"
+    NULL_PROMPT = "null_prompt"
+    INVALID_MESSAGES = "invalid_messages"
+    INVALID_TOKEN_IDS = "invalid_token_ids"
+    TEMPLATE_ERROR = "template_error"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    EXCEEDS_KV_CAPACITY = "exceeds_kv_capacity"
+    INVALID_SAMPLING_PARAMS = "invalid_sampling_params"
+    UNSATISFIABLE_CONSTRAINT = "unsatisfiable_constraint"
+    ENGINE_ERROR = "engine_error"
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """Why one row has no result; never ends the job.
+
+    Attributes:
+        type: the kind, one of the closed set.
+        message: what was wrong with this row, for the user.
+    """
+
+    type: RowErrorType
+    message: str

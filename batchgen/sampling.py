@@ -1,0 +1,161 @@
+"""How a row's tokens are chosen: the parameters, under vLLM's names, checked once."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters of one request.
+
+    Names and meanings are vLLM's. ``top_k`` is off at 0 and at -1. Construction does
+    not check; :meth:`problem` does, so that a bad row can become an error row.
+
+    Attributes:
+        n: samples for each prompt.
+        temperature: 0 is greedy.
+        top_p: keep the most likely tokens whose probabilities reach this sum.
+        top_k: keep this many of the most likely tokens; 0 and -1 keep all.
+        min_p: drop tokens less likely than this share of the most likely one.
+        seed: part of the noise key (seed, id, sample, position).
+        max_tokens: tokens generated at most.
+        min_tokens: tokens generated before an end of sequence or a stop may count.
+        stop: strings that end the output where they appear in the generated text.
+        stop_token_ids: token ids that end the output.
+        include_stop_str_in_output: keep the stop string at the end of the text.
+        ignore_eos: emit an end of sequence as a token and go on.
+        skip_special_tokens: leave special tokens out of the text.
+        presence_penalty: subtracted from the logit of each token already generated.
+        frequency_penalty: subtracted once for each time a token was generated.
+        repetition_penalty: divides (or multiplies, below zero) the logits of tokens
+            seen in the prompt or the output; 1 is off.
+    """
+
+    n: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = 256
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the result depends on the prompt alone."""
+        return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens so far."""
+        return (
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
+        )
+
+    def problem(self) -> str | None:
+        """Say what makes no sense in these values, or None where all is well."""
+        checks = (
+            (self.n >= 1, f"n={self.n} must be at least 1"),
+            (
+                0 <= self.temperature < float("inf"),
+                f"temperature={self.temperature} must be 0 (greedy) or a positive number",
+            ),
+            (0 <= self.top_p <= 1, f"top_p={self.top_p} must lie between 0 and 1"),
+            (self.top_k >= -1, f"top_k={self.top_k} must be positive, or 0 or -1 for off"),
+            (0 <= self.min_p <= 1, f"min_p={self.min_p} must lie between 0 and 1"),
+            (self.max_tokens >= 1, f"max_tokens={self.max_tokens} must be at least 1"),
+            (self.min_tokens >= 0, f"min_tokens={self.min_tokens} must not be negative"),
+            (
+                self.min_tokens <= self.max_tokens,
+                f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}",
+            ),
+            (all(self.stop), "stop holds an empty string, which would end every output at once"),
+            (
+                all(token >= 0 for token in self.stop_token_ids),
+                f"stop_token_ids={list(self.stop_token_ids)} holds a negative id",
+            ),
+            (
+                -2 <= self.presence_penalty <= 2,
+                f"presence_penalty={self.presence_penalty} must lie between -2 and 2",
+            ),
+            (
+                -2 <= self.frequency_penalty <= 2,
+                f"frequency_penalty={self.frequency_penalty} must lie between -2 and 2",
+            ),
+            (
+                0 < self.repetition_penalty < float("inf"),
+                f"repetition_penalty={self.repetition_penalty} must be above 0",
+            ),
+        )
+        return next((message for holds, message in checks if not holds), None)
+
+    def override(self, values: Mapping[str, Any]) -> Self:
+        """Replace some values by a row's own.
+
+        Args:
+            values: names of this class to new values; null means "the job's value".
+
+        Raises:
+            ValueError: an unknown name, a value of the wrong type, or values that
+                make no sense together; the message says which.
+        """
+        types = {field.name: type(getattr(_DEFAULTS, field.name)) for field in fields(self)}
+        unknown = sorted(set(values) - set(types))
+        if unknown:
+            raise ValueError(f"unknown sampling parameter {', '.join(unknown)}")
+        given = {name: value for name, value in values.items() if value is not None}
+        params = replace(
+            self, **{name: _convert(name, value, types[name]) for name, value in given.items()}
+        )
+        problem = params.problem()
+        if problem:
+            raise ValueError(problem)
+        return params
+
+    def override_json(self, text: str) -> Self:
+        """Replace some values by those of a JSON object, as :meth:`override` does.
+
+        Raises:
+            ValueError: the text is not a JSON object, or its values do not fit.
+        """
+        try:
+            values = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"sampling_params is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ValueError(f"sampling_params must be a JSON object, not {type(values).__name__}")
+        return self.override(values)
+
+
+_DEFAULTS = SamplingParams()
+
+
+def _convert(name: str, value: Any, kind: type) -> Any:
+    """Bring a JSON value to a parameter's type, without guessing."""
+    if kind is tuple:
+        items = [value] if isinstance(value, str | int) else value
+        item_type = int if name == "stop_token_ids" else str
+        if not isinstance(items, list | tuple) or any(
+            not isinstance(item, item_type) or isinstance(item, bool) for item in items
+        ):
+            raise ValueError(f"{name} must be a list of {item_type.__name__}, not {value!r}")
+        return tuple(items)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise ValueError(f"{name} must be {kind.__name__}, not {value!r}")
+    return value
