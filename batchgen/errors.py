@@ -41,7 +41,7 @@ class EngineError(BatchgenError):
     exit_code = ExitCode.ENGINE_FAILED
 
 
-class Interrupted(BatchgenError):
+class JobInterruptedError(BatchgenError):
     """A signal asked the run to stop. Finished rows are kept; the same command resumes."""
 
     exit_code = ExitCode.INTERRUPTED
