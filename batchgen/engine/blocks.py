@@ -1,0 +1,149 @@
+"""The pool's blocks: who holds them, which are cached, which are free.
+
+Every block is in exactly one state. *Owned*: its reference count is the number of block
+tables it stands in. *Cached*: nobody holds it, but its KV can still be hit. *Free*: its
+content means nothing. Cached blocks count as available, so they never cause exhaustion.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from batchgen.engine.prefix_index import PrefixIndex
+
+
+class FreeList:
+    """A queue of block numbers with O(1) removal from the middle.
+
+    A doubly linked list over two integer lists with a sentinel (after vLLM's free
+    block queue, without its node objects).
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._sentinel = capacity
+        self._next = [-1] * capacity + [capacity]
+        self._previous = [-1] * capacity + [capacity]
+        self._length = 0
+
+    def __len__(self) -> int:
+        """Count the blocks in the list."""
+        return self._length
+
+    def __contains__(self, block: int) -> bool:
+        """Whether the block is in the list."""
+        return self._next[block] != -1
+
+    def __iter__(self) -> Iterator[int]:
+        """Walk over the list from its front."""
+        block = self._next[self._sentinel]
+        while block != self._sentinel:
+            yield block
+            block = self._next[block]
+
+    def append(self, block: int) -> None:
+        """Put a block at the back."""
+        assert block not in self, f"block {block} is in the list already"
+        last = self._previous[self._sentinel]
+        self._next[last] = self._previous[self._sentinel] = block
+        self._next[block], self._previous[block] = self._sentinel, last
+        self._length += 1
+
+    def remove(self, block: int) -> None:
+        """Take a block out, wherever it stands."""
+        assert block in self, f"block {block} is not in the list"
+        before, after = self._previous[block], self._next[block]
+        self._next[before], self._previous[after] = after, before
+        self._next[block] = self._previous[block] = -1
+        self._length -= 1
+
+    def popleft(self) -> int:
+        """Take the block at the front."""
+        block = self._next[self._sentinel]
+        assert block != self._sentinel, "pop from an empty list"
+        self.remove(block)
+        return block
+
+
+class BlockPool:
+    """Reference counts over a fixed number of blocks.
+
+    A block whose last reference goes becomes cached where the index names it, else
+    free. Allocation takes free blocks first, then evicts the cached block that was
+    released longest ago.
+    """
+
+    def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
+        self.num_blocks = num_blocks
+        self.ref_counts = [0] * num_blocks
+        self.num_evictions = 0
+        self._index = index
+        self._free = FreeList(num_blocks)
+        self._cached = FreeList(num_blocks)
+        for block in range(num_blocks):
+            self._free.append(block)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without content."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and that can still be hit."""
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that an allocation could take now."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_owned(self) -> int:
+        """Blocks in at least one block table."""
+        return self.num_blocks - self.num_available
+
+    def free_blocks(self) -> list[int]:
+        """List the blocks without content."""
+        return list(self._free)
+
+    def is_cached(self, block: int) -> bool:
+        """Whether nobody holds the block although it can be hit."""
+        return block in self._cached
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Take blocks for one owner.
+
+        Returns:
+            The blocks, each with one reference; None, and nothing changed, where
+            there are not enough.
+        """
+        if count > self.num_available:
+            return None
+        blocks = []
+        for _ in range(count):
+            if not len(self._free):
+                self._evict(next(iter(self._cached)))
+            block = self._free.popleft()
+            self.ref_counts[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def pin(self, blocks: Iterable[int]) -> None:
+        """Add an owner to blocks that were found in the index."""
+        for block in blocks:
+            if self.ref_counts[block] == 0:
+                self._cached.remove(block)
+            self.ref_counts[block] += 1
+
+    def release(self, blocks: list[int]) -> None:
+        """Drop one owner of each block, the last first, so that tails are evicted first."""
+        for block in reversed(blocks):
+            assert self.ref_counts[block] > 0, f"block {block} is released without an owner"
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                (self._cached if block in self._index else self._free).append(block)
+
+    def _evict(self, block: int) -> None:
+        for removed in self._index.remove(block):
+            self.num_evictions += 1
+            if self.ref_counts[removed] == 0:
+                self._cached.remove(removed)
+                self._free.append(removed)

@@ -1,0 +1,398 @@
+"""Which request runs which tokens next, and who makes room when memory runs out.
+
+There are no phases: a request's computed tokens chase its known tokens under one token
+budget, running requests before swapped ones, those before waiting ones (after vLLM V1's
+scheduler). All decisions are integers; the result is a frozen step plan.
+"""
+
+from bisect import bisect, insort
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.plan_builder import PlanBuilder
+from batchgen.engine.request import FinishReason, Request, Status, SwappedBlocks
+from batchgen.engine.step import Sample, StepPlan
+from batchgen.engine.stopping import StopRules
+from batchgen.engine.swap import SwapSpace
+from batchgen.errors import EngineError, RowError, RowErrorType
+
+
+class AdmissionPolicy(StrEnum):
+    """What a request must find free before it starts.
+
+    ``worst_case`` reserves the prompt and all tokens it may generate, so that nothing
+    is ever preempted. ``prompt`` reserves the prompt and grows on demand; preemption is
+    the safety net.
+    """
+
+    WORST_CASE = "worst_case"
+    PROMPT = "prompt"
+
+
+class PreemptionPolicy(StrEnum):
+    """What happens to the KV of a request that makes room."""
+
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """The scheduler's fixed bounds.
+
+    Attributes:
+        max_num_seqs: requests running at once.
+        max_num_batched_tokens: tokens in one step.
+        max_model_len: tokens in one request.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Totals over the run."""
+
+    prefill_tokens: int = 0
+    recomputed_tokens: int = 0
+    decode_tokens: int = 0
+    preemptions: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step being planned."""
+
+    budget: int
+    rows: list[tuple[Request, int]] = field(default_factory=list)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    preempted: bool = False
+
+
+def _by_arrival(request: Request) -> int:
+    return request.arrival
+
+
+def _advance(request: Request) -> tuple[int, int]:
+    return request.num_output_tokens, -request.arrival
+
+
+class Scheduler:
+    """Holds the queues and plans one step at a time.
+
+    A request is in exactly one of ``waiting``, ``running`` and ``swapped`` until it
+    leaves through :meth:`_finish`, the one exit, which frees all it holds.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        swap_space: SwapSpace,
+        stop_rules: StopRules,
+        limits: SchedulerLimits,
+        *,
+        admission: AdmissionPolicy = AdmissionPolicy.PROMPT,
+        preemption: PreemptionPolicy = PreemptionPolicy.SWAP,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.blocks = blocks
+        self.swap_space = swap_space
+        self.counters = SchedulerCounters()
+        self.waiting: deque[Request] = deque()
+        self.running: dict[int, Request] = {}
+        self.swapped: list[Request] = []
+        self._stop_rules = stop_rules
+        self._limits = limits
+        self._admission = admission
+        self._preemption = preemption
+        self._clock = clock
+        self._plans = PlanBuilder(blocks.block_size, limits.max_num_seqs)
+        self._sampled: list[Request] = []
+        self._finished: list[Request] = []
+        self._arrivals = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in any queue."""
+        return len(self.waiting) + len(self.running) + len(self.swapped)
+
+    # -- from outside ---------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request; one that can never fit the pool fails at once."""
+        request.arrival = self._arrivals
+        self._arrivals += 1
+        needed = self.blocks.blocks_for(request.num_prompt_tokens + 1)
+        if needed > self.blocks.pool.num_blocks:
+            message = (
+                f"the prompt of {request.num_prompt_tokens} tokens and one more need {needed} "
+                f"blocks, the pool has {self.blocks.pool.num_blocks}; set pool.num_blocks to at "
+                f"least {needed}"
+            )
+            self._fail(request, RowError(RowErrorType.EXCEEDS_KV_CAPACITY, message))
+            return
+        self.waiting.append(request)
+
+    def take_finished(self) -> list[Request]:
+        """Hand over the requests that ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step.
+
+        Returns:
+            The plan; None where no request is left to run, or where the last ones ended
+            while memory was sought (:meth:`take_finished` has them: call again).
+
+        Raises:
+            EngineError: requests are left but none can run; the state is in the message.
+        """
+        step = _Step(budget=self._limits.max_num_batched_tokens)
+        self._continue_running(step)
+        if not step.preempted:
+            self._resume_swapped(step)
+            self._admit_waiting(step)
+        if not step.rows:
+            if self.num_unfinished and not self._finished:
+                raise EngineError(f"no request can be scheduled: {self.describe()}")
+            return None
+        sampling = [(row, r) for row, (r, _) in enumerate(step.rows) if r.num_uncomputed == 0]
+        self._sampled = [request for _, request in sampling]
+        samples = tuple(self._sample(row, request) for row, request in sampling)
+        return self._plans.build(step.rows, samples, step.swap_out, step.swap_in)
+
+    def commit(self, plan: StepPlan, tokens: list[int | None]) -> None:
+        """Take the sampled tokens of a plan, in the order of its samples.
+
+        Args:
+            plan: the plan that :meth:`schedule` returned last.
+            tokens: one token a sample; None where the logits were not numbers.
+        """
+        now = self._clock()
+        for request, token in zip(self._sampled, tokens, strict=True):
+            if token is None:
+                message = "the model's logits are not numbers (NaN) for this row"
+                self._fail(request, RowError(RowErrorType.ENGINE_ERROR, message))
+                continue
+            request.token_ids.append(token)
+            if request.timeline.first_token is None:
+                request.timeline.first_token = now
+            ended = self._stop_rules.check(request)
+            if ended is not None:
+                self._finish(request, *ended)
+
+    def describe(self) -> str:
+        """Say in a line how queues and pool stand."""
+        pool = self.blocks.pool
+        head = self.waiting[0] if self.waiting else None
+        waits = f", first waiting needs {len(head.token_ids)} tokens" if head else ""
+        return (
+            f"{len(self.running)} running, {len(self.swapped)} swapped, "
+            f"{len(self.waiting)} waiting{waits}; pool of {pool.num_blocks} blocks of "
+            f"{self.blocks.block_size}: {pool.num_free} free, {pool.num_cached} cached, "
+            f"{pool.num_owned} owned"
+        )
+
+    # -- one step ---------------------------------------------------------------------
+
+    def _continue_running(self, step: _Step) -> None:
+        for request in list(self.running.values()):
+            if not step.budget:
+                break
+            if request.status is not Status.RUNNING:
+                continue
+            num_tokens = min(request.num_uncomputed, step.budget)
+            if self._make_room(step, request, request.num_computed + num_tokens):
+                self._plan_row(step, request, num_tokens)
+
+    def _make_room(self, step: _Step, request: Request, num_tokens: int) -> bool:
+        """Grow a running request, preempting others; False where it had to leave itself."""
+        while not self.blocks.grow(request, num_tokens):
+            planned = {row.request_id for row, _ in step.rows}
+            candidates = [r for r in self.running.values() if r.request_id not in planned]
+            victim = min(candidates, key=_advance)
+            if victim is request and len(self.running) == 1:
+                # It fills the pool alone: no preemption could ever help it.
+                self._finish(request, FinishReason.LENGTH, None)
+                return False
+            self._preempt(step, victim)
+            if victim is request:
+                return False
+        return True
+
+    def _sample(self, row: int, request: Request) -> Sample:
+        return Sample(
+            row=row,
+            params=request.params,
+            noise_key=request.noise_key,
+            position=request.num_output_tokens,
+            token_ids=request.token_ids,
+            num_prompt_tokens=request.num_prompt_tokens,
+            banned=self._stop_rules.banned_now(request),
+        )
+
+    def _plan_row(self, step: _Step, request: Request, num_tokens: int) -> None:
+        start = request.num_computed
+        request.num_computed += num_tokens
+        step.budget -= num_tokens
+        step.rows.append((request, num_tokens))
+        self._count(request, start, num_tokens)
+        self.blocks.publish(request)
+
+    def _count(self, request: Request, start: int, num_tokens: int) -> None:
+        end = start + num_tokens
+        recomputed = max(0, min(request.max_computed, end) - start)
+        fresh_start = start + recomputed
+        prefill = max(0, min(request.num_prompt_tokens, end) - fresh_start)
+        request.account.recomputed_tokens += recomputed
+        self.counters.recomputed_tokens += recomputed
+        self.counters.prefill_tokens += prefill
+        self.counters.decode_tokens += num_tokens - recomputed - prefill
+        request.max_computed = max(request.max_computed, end)
+
+    # -- admission --------------------------------------------------------------------
+
+    def _resume_swapped(self, step: _Step) -> None:
+        while self.swapped and self._has_place(step) and self._swap_in(step, self.swapped[0]):
+            self.swapped.pop(0)
+
+    def _admit_waiting(self, step: _Step) -> None:
+        while self.waiting and not self.swapped and self._has_place(step):
+            request = self.waiting[0]
+            if not self._start(step, request):
+                break
+            self.waiting.popleft()
+
+    def _has_place(self, step: _Step) -> bool:
+        return step.budget > 0 and len(self.running) < self._limits.max_num_seqs
+
+    def _start(self, step: _Step, request: Request) -> bool:
+        matched = self.blocks.match(request)
+        new, pinned = self.blocks.num_new_blocks(matched, len(request.token_ids))
+        if not self._fits(request, len(matched), new + pinned):
+            return False
+        taken = self.blocks.take(request, matched, len(request.token_ids))
+        assert taken
+        if request.timeline.admitted is None:
+            request.timeline.admitted = self._clock()
+            request.account.cached_tokens = request.num_computed
+        self._run(step, request)
+        return True
+
+    def _fits(self, request: Request, matched: int, needed: int) -> bool:
+        """Whether taking ``needed`` available blocks leaves what the policy keeps free."""
+        available = self.blocks.pool.num_available
+        if needed > available:
+            return False
+        if not self.running:
+            return True
+        if self._admission is AdmissionPolicy.WORST_CASE:
+            growth = self._worst_growth(request, self.blocks.blocks_for(len(request.token_ids)))
+            promised = sum(self._worst_growth(r, len(r.block_table)) for r in self.running.values())
+            return needed + growth + promised <= available
+        # One block for each row that can still grow: no preemption for a block's length.
+        return needed + len(self.running) + 1 <= available
+
+    def _worst_growth(self, request: Request, held: int) -> int:
+        worst = min(self.blocks.blocks_for(request.max_total_tokens), self.blocks.pool.num_blocks)
+        return max(0, worst - held)
+
+    def _run(self, step: _Step, request: Request) -> None:
+        request.status = Status.RUNNING
+        self.running[request.request_id] = request
+        self._plan_row(step, request, min(request.num_uncomputed, step.budget))
+
+    # -- preemption -------------------------------------------------------------------
+
+    def _preempt(self, step: _Step, victim: Request) -> None:
+        step.preempted = True
+        self.counters.preemptions += 1
+        victim.account.num_preemptions += 1
+        self._stop_running(victim)
+        if self.blocks.blocks_for(len(victim.token_ids)) > self.blocks.pool.num_blocks:
+            # Even alone it could not hold its next token.
+            self._finish(victim, FinishReason.LENGTH, None)
+            return
+        if self._preemption is PreemptionPolicy.SWAP and self._swap_out(step, victim):
+            victim.status = Status.SWAPPED
+            insort(self.swapped, victim, key=_by_arrival)
+        else:
+            victim.status = Status.WAITING
+            # Only requests preempted before it can stand in front: this is a short search.
+            self.waiting.insert(bisect(self.waiting, victim.arrival, key=_by_arrival), victim)
+        self.blocks.release(victim)
+
+    def _swap_out(self, step: _Step, victim: Request) -> bool:
+        """Copy the private blocks to the CPU pool; False where it has no room.
+
+        Blocks that others hold stay with them and are matched again on the way back.
+        """
+        first = self.blocks.num_shared(victim)
+        last = self.blocks.blocks_for(victim.num_computed)
+        private = victim.block_table[first:last]
+        cpu_blocks = self.swap_space.allocate(len(private))
+        if cpu_blocks is None or not private:
+            return False
+        victim.swapped = SwappedBlocks(first, cpu_blocks, victim.num_computed)
+        step.swap_out += zip(private, cpu_blocks, strict=True)
+        victim.account.swapped_out_blocks += len(private)
+        self.counters.swapped_out_blocks += len(private)
+        return True
+
+    def _swap_in(self, step: _Step, request: Request) -> bool:
+        """Bring a swapped request back to run; False where there is no room yet.
+
+        Leading blocks come from the index where they are still there, the rest from
+        the CPU pool. Where neither has a block, the request is computed again.
+        """
+        assert request.swapped is not None
+        matched = self.blocks.match(request)
+        new, pinned = self.blocks.num_new_blocks(matched, len(request.token_ids))
+        if not self._fits(request, len(matched), new + pinned):
+            return False
+        taken = self.blocks.take(request, matched, len(request.token_ids))
+        assert taken
+        copy, request.swapped = request.swapped, None
+        if len(matched) >= copy.first:
+            self._plan_swap_in(step, request, copy, len(matched))
+        self.swap_space.release(copy.blocks)
+        self._run(step, request)
+        return True
+
+    def _plan_swap_in(
+        self, step: _Step, request: Request, copy: SwappedBlocks, num_matched: int
+    ) -> None:
+        cpu_blocks = copy.blocks[num_matched - copy.first :]
+        targets = request.block_table[num_matched : num_matched + len(cpu_blocks)]
+        step.swap_in += zip(cpu_blocks, targets, strict=True)
+        request.num_computed = max(request.num_computed, copy.num_computed)
+        request.account.swapped_in_blocks += len(cpu_blocks)
+        self.counters.swapped_in_blocks += len(cpu_blocks)
+
+    def _stop_running(self, request: Request) -> None:
+        self.running.pop(request.request_id, None)
+        self._plans.leave(request)
+
+    # -- the one exit -----------------------------------------------------------------
+
+    def _fail(self, request: Request, error: RowError) -> None:
+        request.error = error
+        self._finish(request, FinishReason.ERROR, None)
+
+    def _finish(self, request: Request, reason: FinishReason, stop_reason: str | None) -> None:
+        self._stop_running(request)
+        self.blocks.release(request)
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+        request.stop_reason = stop_reason
+        request.timeline.finished = self._clock()
+        self._finished.append(request)

@@ -1,0 +1,42 @@
+"""When a request has generated its last token."""
+
+from batchgen.engine.request import FinishReason, Request
+
+
+class StopRules:
+    """The model's end-of-sequence ids and the rules that a request's parameters add."""
+
+    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+        self.eos_token_ids = eos_token_ids
+
+    def check(self, request: Request) -> tuple[FinishReason, str | None] | None:
+        """Say whether the newest token ends the request.
+
+        Only generated tokens count. The order is: end of sequence, stop token, stop
+        string, length.
+
+        Returns:
+            The finish reason and the stop reason (None for an end of sequence, else the
+            token id or the string), or None to go on.
+        """
+        params = request.params
+        token = request.token_ids[-1]
+        matched = request.text_stop.push(token) if request.text_stop else None
+        if request.num_output_tokens > params.min_tokens:
+            if token in self.eos_token_ids and not params.ignore_eos:
+                return FinishReason.STOP, None
+            if token in params.stop_token_ids:
+                return FinishReason.STOP, str(token)
+            if matched is not None:
+                return FinishReason.STOP, matched
+        if len(request.token_ids) >= request.max_total_tokens:
+            return FinishReason.LENGTH, None
+        return None
+
+    def banned_now(self, request: Request) -> tuple[int, ...]:
+        """List the tokens that ``min_tokens`` holds back from the next sample."""
+        params = request.params
+        if request.num_output_tokens >= params.min_tokens:
+            return ()
+        eos = () if params.ignore_eos else tuple(sorted(self.eos_token_ids))
+        return eos + params.stop_token_ids

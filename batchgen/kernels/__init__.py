@@ -1,0 +1,1 @@
+"""Functions of tensors only: what a step does to the KV pool."""

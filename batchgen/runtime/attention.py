@@ -1,0 +1,123 @@
+"""Our attention, as transformers calls it from the stock model's layers."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from transformers import AttentionInterface
+
+from batchgen.engine.step import StepPlan
+from batchgen.kernels.reference import AttentionOptions, paged_attention, store_kv
+from batchgen.runtime.kv_cache import KVCache
+
+# Not "flash", "paged|" or "a/b": transformers reads a meaning into those names.
+ATTENTION_NAME = "batchgen"
+
+
+class LayerAttention(Protocol):
+    """What stands behind the ``paged`` keyword during a forward pass."""
+
+    def attend(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+        extra: dict[str, object],
+    ) -> torch.Tensor:
+        """Attend [T, Hq, D] queries of one layer; return [T, Hq, Dv].
+
+        Args:
+            layer: the calling attention module.
+            query: [T, Hq, D].
+            key: [T, Hkv, D] of the same tokens, RoPE applied, heads not repeated.
+            value: [T, Hkv, Dv].
+            options: what the layer asks for.
+            extra: keywords that the layer passed beyond those.
+        """
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    paged: LayerAttention,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """Bridge from transformers' attention interface to :class:`LayerAttention`.
+
+    Args:
+        module: the calling layer.
+        query: [1, Hq, T, D], in whatever strides the family uses.
+        key: [1, Hkv, T, D].
+        value: [1, Hkv, T, Dv].
+        attention_mask: None: an unknown attention name gets no mask.
+        paged: our own keyword, passed to the model's forward.
+        scaling: factor on the scores; None is one over the root of D.
+        sliding_window: window of this layer, None where it sees everything.
+        softcap: soft cap on the scores.
+        s_aux: attention sinks, a logit per head.
+        kwargs: what else the family passes along.
+
+    Returns:
+        [1, T, Hq, Dv], and None in place of the attention weights.
+    """
+    assert attention_mask is None, "a mask was built although the attention is ours"
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    out = paged.attend(
+        module,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        AttentionOptions(scale, sliding_window, softcap, s_aux),
+        kwargs,
+    )
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION_NAME, attention_forward)
+
+
+class StepAttention:
+    """Paged attention of one step: stores the new K and V, then attends to the pool."""
+
+    def __init__(self, plan: StepPlan, cache: KVCache, device: torch.device) -> None:
+        self._cache = cache
+        self._slots = torch.from_numpy(plan.slots).to(device)
+        self._block_tables = torch.from_numpy(plan.block_tables.astype(np.int64)).to(device)
+        self._query_starts = plan.query_starts.tolist()
+        self._context_lens = plan.context_lens.tolist()
+
+    def attend(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+        extra: dict[str, object],
+    ) -> torch.Tensor:
+        """See :meth:`LayerAttention.attend`."""
+        index = layer.layer_idx
+        assert isinstance(index, int)
+        keys, values = self._cache.keys[index], self._cache.values[index]
+        # All rows' K and V first: rows may share blocks that this step writes.
+        store_kv(keys, key, self._slots)
+        store_kv(values, value, self._slots)
+        return paged_attention(
+            query,
+            keys,
+            values,
+            self._query_starts,
+            self._context_lens,
+            self._block_tables,
+            options,
+        )

@@ -1,0 +1,45 @@
+"""Runs step plans: swap copies, the forward pass, the sampler."""
+
+import torch
+from transformers import PreTrainedModel
+
+from batchgen.engine.step import StepPlan
+from batchgen.runtime.attention import StepAttention
+from batchgen.runtime.kv_cache import KVCache
+from batchgen.runtime.sampler import sample
+
+
+class ModelExecutor:
+    """The executor over a stock transformers model and a KV pool on one device."""
+
+    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
+        self.cache = cache
+        self._model = model
+        self._device = model.device
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> list[int | None]:
+        """Run a plan; see :class:`batchgen.engine.loop.Executor`."""
+        self.cache.swap_out(plan.swap_out)
+        self.cache.swap_in(plan.swap_in)
+        logits = self.logits(plan)
+        return sample(logits, plan.samples)
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Run the forward pass.
+
+        Returns:
+            [S, V] float32 logits of the plan's samples.
+        """
+        ends = plan.query_starts[1:] - 1
+        wanted = ends[[entry.row for entry in plan.samples]] if plan.samples else ends[-1:]
+        output = self._model(
+            input_ids=torch.from_numpy(plan.token_ids).to(self._device)[None],
+            position_ids=torch.from_numpy(plan.positions).to(self._device)[None],
+            use_cache=False,
+            logits_to_keep=torch.from_numpy(wanted).to(self._device),
+            paged=StepAttention(plan, self.cache, self._device),
+        )
+        logits: torch.Tensor = output.logits[0, : len(plan.samples)]
+        return logits.float()

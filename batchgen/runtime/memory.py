@@ -1,0 +1,129 @@
+"""How many blocks the memory holds, and the ledger that says so to the user."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The pool's arithmetic; sizes in bytes.
+
+    Attributes:
+        weights_bytes: the model's parameters.
+        activations_bytes: measured peak of a full step; 0 on a CPU, where it is not taken
+            from the pool's budget.
+        bytes_per_token: K and V of one token over all layers.
+        block_size: tokens in a block.
+        num_blocks: blocks of the pool.
+        num_swap_blocks: blocks of the CPU pool.
+    """
+
+    weights_bytes: int
+    activations_bytes: int
+    bytes_per_token: int
+    block_size: int
+    num_blocks: int
+    num_swap_blocks: int
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of K and V of one block over all layers."""
+        return self.bytes_per_token * self.block_size
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the pool."""
+        return self.bytes_per_block * self.num_blocks
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the pool holds."""
+        return self.block_size * self.num_blocks
+
+    def concurrency(self, num_tokens: int) -> int:
+        """Count the rows of this length that fit at once with nothing shared."""
+        return self.num_blocks // -(-num_tokens // self.block_size)
+
+    def describe(self, lengths: dict[str, int]) -> str:
+        """Write the ledger as lines of text.
+
+        Args:
+            lengths: names ("p50") to row lengths in tokens, for the concurrency.
+        """
+        rows = ", ".join(
+            f"{self.concurrency(tokens)} at {name} ({tokens} tokens)"
+            for name, tokens in lengths.items()
+        )
+        swap = self.bytes_per_block * self.num_swap_blocks
+        return (
+            f"memory: weights {_gib(self.weights_bytes)}, activations "
+            f"{_gib(self.activations_bytes)}, pool {_gib(self.pool_bytes)}, swap {_gib(swap)}\n"
+            f"pool: {self.bytes_per_token:,} bytes a token, {self.bytes_per_block:,} a block of "
+            f"{self.block_size}; {self.num_blocks:,} blocks = {self.pool_tokens:,} tokens\n"
+            f"rows at once with nothing shared: {rows}"
+        )
+
+
+def blocks_in(num_bytes: int, bytes_per_token: int, block_size: int) -> int:
+    """Count the whole blocks that fit in some bytes."""
+    return max(0, num_bytes) // (bytes_per_token * block_size)
+
+
+def available_host_bytes() -> int:
+    """Memory this process could still take, within its cgroup's limit."""
+    available = _meminfo_available()
+    for limit_file, used_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes",
+         "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):  # fmt: skip
+        limit, used = _read_int(limit_file), _read_int(used_file)
+        if limit is not None and used is not None:
+            available = min(available, max(0, limit - used))
+    return available
+
+
+def default_cpu_pool_bytes(available: int) -> int:
+    """Bytes of the pool on a CPU: a quarter of the free memory, at most 4 GiB."""
+    return min(4 * GIB, available // 4)
+
+
+def default_swap_bytes(available: int) -> int:
+    """Bytes of the CPU pool for swapped rows: 4 GiB, at most a quarter of free memory."""
+    return min(4 * GIB, available // 4)
+
+
+def gpu_pool_bytes(total: int, used: int, activations: int, utilization: float) -> int:
+    """Bytes left for the pool on a GPU.
+
+    Args:
+        total: the card's memory.
+        used: what weights and other processes hold now.
+        activations: measured peak of a full step above that.
+        utilization: share of the card we may fill.
+    """
+    return int(total * utilization) - used - activations
+
+
+def _meminfo_available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _read_int(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"

@@ -1,0 +1,110 @@
+"""Driving the engine in tests: one call from prompts to finished requests."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.loop import Engine, Executor
+from batchgen.engine.request import Request
+from batchgen.engine.scheduler import (
+    AdmissionPolicy,
+    PreemptionPolicy,
+    Scheduler,
+    SchedulerLimits,
+)
+from batchgen.engine.stopping import StopRules
+from batchgen.engine.swap import SwapSpace
+from batchgen.runtime.executor import ModelExecutor
+from batchgen.runtime.kv_cache import KVCache
+from batchgen.runtime.model import LoadedModel
+from batchgen.sampling import SamplingParams
+from tests.invariants import check_invariants
+
+NAN = float("nan")
+
+
+def make_scheduler(
+    num_blocks: int,
+    block_size: int,
+    *,
+    swap_blocks: int = 0,
+    prefix_caching: bool = True,
+    max_num_seqs: int = 64,
+    budget: int = 256,
+    max_model_len: int = 10_000,
+    eos: Iterable[int] = (),
+    admission: AdmissionPolicy = AdmissionPolicy.PROMPT,
+    preemption: PreemptionPolicy = PreemptionPolicy.SWAP,
+) -> Scheduler:
+    """A scheduler with small defaults."""
+    return Scheduler(
+        BlockManager(num_blocks, block_size, prefix_caching=prefix_caching),
+        SwapSpace(swap_blocks),
+        StopRules(frozenset(eos)),
+        SchedulerLimits(max_num_seqs, budget, max_model_len),
+        admission=admission,
+        preemption=preemption,
+    )
+
+
+def make_requests(
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+    max_model_len: int = 10_000,
+    **given: Any,
+) -> list[Request]:
+    """Requests numbered from 0."""
+    each = params if isinstance(params, Sequence) else [params] * len(prompts)
+    return [
+        Request.create(i, prompt, p, max_model_len=max_model_len, noise_key=i, **given)
+        for i, (prompt, p) in enumerate(zip(prompts, each, strict=True))
+    ]
+
+
+class CheckedExecutor:
+    """A model executor that poisons what may not be read and checks the invariants."""
+
+    def __init__(self, executor: ModelExecutor, scheduler: Scheduler) -> None:
+        self._executor = executor
+        self._scheduler = scheduler
+
+    def execute(self, plan: Any) -> list[int | None]:
+        """Check, poison every free block, run."""
+        check_invariants(self._scheduler, plan)
+        # Blocks that this step writes or brings back are owned, so they are not free.
+        if not len(plan.swap_out):
+            free = self._scheduler.blocks.pool.free_blocks()
+            self._executor.cache.poison(free)
+        return self._executor.execute(plan)
+
+
+def make_engine(loaded: LoadedModel, scheduler: Scheduler) -> Engine:
+    """An engine over a loaded model whose unwritten and freed slots hold NaN."""
+    manager = scheduler.blocks
+    cache = KVCache(
+        loaded.layers,
+        manager.pool.num_blocks,
+        manager.block_size,
+        num_swap_blocks=scheduler.swap_space.num_blocks,
+        dtype=loaded.model.dtype,
+        device=torch.device("cpu"),
+    )
+    cache.poison(list(range(manager.pool.num_blocks)))
+    executor: Executor = CheckedExecutor(ModelExecutor(loaded.model, cache), scheduler)
+    return Engine(scheduler, executor)
+
+
+def run_all(engine: Engine, requests: Sequence[Request]) -> list[Request]:
+    """Run requests to their end and give them back in the order of their numbers."""
+    finished = [request for batch in engine.run(requests) for request in batch]
+    check_invariants(engine.scheduler)
+    pool = engine.scheduler.blocks.pool
+    assert pool.num_owned == 0
+    assert engine.scheduler.swap_space.num_free == engine.scheduler.swap_space.num_blocks
+    assert sorted(r.request_id for r in finished) == sorted(r.request_id for r in requests)
+    for request in finished:
+        account = request.account
+        assert account.hit_blocks + account.new_blocks == account.freed_blocks
+    return sorted(finished, key=lambda request: request.request_id)
