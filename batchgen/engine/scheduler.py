@@ -278,7 +278,7 @@ class Scheduler:
     def _start(self, step: _Step, request: Request) -> bool:
         matched = self.blocks.match(request)
         new, pinned = self.blocks.num_new_blocks(matched, len(request.token_ids))
-        if not self._fits(request, len(matched), new + pinned):
+        if not self._fits(request, new + pinned):
             return False
         taken = self.blocks.take(request, matched, len(request.token_ids))
         assert taken
@@ -288,23 +288,24 @@ class Scheduler:
         self._run(step, request)
         return True
 
-    def _fits(self, request: Request, matched: int, needed: int) -> bool:
+    def _fits(self, request: Request, needed: int) -> bool:
         """Whether taking ``needed`` available blocks leaves what the policy keeps free."""
         available = self.blocks.pool.num_available
         if needed > available:
             return False
         if not self.running:
             return True
+        growths = [self._growth(r, len(r.block_table)) for r in self.running.values()]
+        growths.append(self._growth(request, self.blocks.blocks_for(len(request.token_ids))))
         if self._admission is AdmissionPolicy.WORST_CASE:
-            growth = self._worst_growth(request, self.blocks.blocks_for(len(request.token_ids)))
-            promised = sum(self._worst_growth(r, len(r.block_table)) for r in self.running.values())
-            return needed + growth + promised <= available
-        # One block for each row that can still grow: no preemption for a block's length.
-        return needed + len(self.running) + 1 <= available
+            return needed + sum(growths) <= available
+        # A block for each row that can still grow: no preemption before that is used up.
+        return needed + sum(growth > 0 for growth in growths) <= available
 
-    def _worst_growth(self, request: Request, held: int) -> int:
-        worst = min(self.blocks.blocks_for(request.max_total_tokens), self.blocks.pool.num_blocks)
-        return max(0, worst - held)
+    def _growth(self, request: Request, held: int) -> int:
+        """Blocks that the request may still come to need; its last token is never stored."""
+        most = self.blocks.blocks_for(request.max_total_tokens - 1)
+        return max(0, min(most, self.blocks.pool.num_blocks) - held)
 
     def _run(self, step: _Step, request: Request) -> None:
         request.status = Status.RUNNING
@@ -357,7 +358,7 @@ class Scheduler:
         assert request.swapped is not None
         matched = self.blocks.match(request)
         new, pinned = self.blocks.num_new_blocks(matched, len(request.token_ids))
-        if not self._fits(request, len(matched), new + pinned):
+        if not self._fits(request, new + pinned):
             return False
         taken = self.blocks.take(request, matched, len(request.token_ids))
         assert taken

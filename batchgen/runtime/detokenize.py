@@ -110,7 +110,8 @@ def text_until_stop(
     if at < 0:
         # It holds a special token that the text leaves out; the rest of it is at the end.
         visible = stop
-        for special in tokenizer.all_special_tokens:
-            visible = visible.replace(special, "")
+        for token in tokenizer.added_tokens_decoder.values():
+            if token.special:
+                visible = visible.replace(token.content, "")
         at = len(whole) - len(visible)
     return whole[:at] + stop if include_stop else whole[:at]

@@ -1,0 +1,47 @@
+"""The real model and the real rows that tests stand on, fetched where they are missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from fetch_model import fetch_model
+from prepare_data import prepare_data
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """The checkpoint directory of SmolLM2-135M-Instruct."""
+    return fetch_model()
+
+
+@pytest.fixture(scope="session")
+def review_rows() -> list[dict[str, Any]]:
+    """Review sentences: id, text, rating, label."""
+    return pq.read_table(prepare_data() / "reviews.parquet").to_pylist()
+
+
+@pytest.fixture(scope="session")
+def sharegpt_rows() -> list[dict[str, Any]]:
+    """First messages to an assistant: id, messages, turns."""
+    return pq.read_table(prepare_data() / "prompts.parquet").to_pylist()
+
+
+@pytest.fixture(scope="session")
+def conversation_rows() -> list[dict[str, Any]]:
+    """Conversations of several turns: id, messages."""
+    return pq.read_table(prepare_data() / "conversations.parquet").to_pylist()
+
+
+@pytest.fixture(scope="session")
+def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's wheel, built from this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    subprocess.run([*command, str(ROOT)], check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel

@@ -1,0 +1,100 @@
+"""A model without weights whose KV can be checked slot by slot.
+
+A slot holds the token prefix that its KV stands for, so a row that reads a slot of
+another prefix, an unwritten one or a freed one is caught at once. The next token is a
+hash of all tokens so far: any mistake in what a row attends to changes its output.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+VOCAB = 1000
+
+
+def next_token(tokens: Sequence[int], vocab: int = VOCAB) -> int:
+    """What the model says after these tokens."""
+    return zlib.crc32(repr(list(tokens)).encode()) % vocab
+
+
+def generate(prompt: Sequence[int], max_tokens: int, vocab: int = VOCAB) -> list[int]:
+    """The output that no pool, order or preemption may change."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens, vocab))
+    return tokens[len(prompt) :]
+
+
+class FakeExecutor:
+    """Executes step plans over slots of token prefixes."""
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        vocab: int = VOCAB,
+        before: Callable[[Any], None] = lambda plan: None,
+        choose: Callable[[Sequence[int]], int] | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.slots: dict[int, tuple[int, ...]] = {}
+        self.swap: dict[int, dict[int, tuple[int, ...]]] = {}
+        self.plans: list[Any] = []
+        self._vocab = vocab
+        self._before = before
+        self._choose = choose
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Drop the content of freed blocks."""
+        for block in blocks:
+            for offset in range(self.block_size):
+                self.slots.pop(block * self.block_size + offset, None)
+
+    def execute(self, plan: Any) -> list[int | None]:
+        """Swap, write all rows' KV, then let every row read what its table names."""
+        self._before(plan)
+        self.plans.append(plan)
+        size = self.block_size
+        for block, cpu in plan.swap_out.tolist():
+            self.swap[cpu] = {o: self.slots[block * size + o] for o in range(size)
+                              if block * size + o in self.slots}  # fmt: skip
+        for cpu, block in plan.swap_in.tolist():
+            for offset, value in self.swap[cpu].items():
+                self.slots[block * size + offset] = value
+        histories = [self._write(plan, row) for row in range(plan.num_rows)]
+        for row, history in enumerate(histories):
+            self._read(plan, row, history)
+        return [self._sample(histories[entry.row], entry) for entry in plan.samples]
+
+    def _write(self, plan: Any, row: int) -> tuple[int, ...]:
+        start, end = plan.query_starts[row], plan.query_starts[row + 1]
+        positions = plan.positions[start:end].tolist()
+        assert positions == list(range(positions[0], positions[0] + len(positions)))
+        history: tuple[int, ...] = ()
+        if positions[0] > 0:
+            table, at = plan.block_tables[row].tolist(), positions[0] - 1
+            slot = table[at // self.block_size] * self.block_size + at % self.block_size
+            assert slot in self.slots, f"row {row} continues after KV that was never written"
+            history = self.slots[slot]
+        for slot, token in zip(
+            plan.slots[start:end].tolist(), plan.token_ids[start:end].tolist(), strict=True
+        ):
+            history = (*history, token)
+            self.slots[slot] = history
+        return history
+
+    def _read(self, plan: Any, row: int, history: tuple[int, ...]) -> None:
+        assert len(history) == plan.context_lens[row]
+        table = plan.block_tables[row].tolist()
+        for position in range(len(history)):
+            block, offset = table[position // self.block_size], position % self.block_size
+            found = self.slots.get(block * self.block_size + offset)
+            assert found == history[: position + 1], (
+                f"row {row} reads another prefix at position {position}"
+            )
+
+    def _sample(self, history: tuple[int, ...], entry: Any) -> int:
+        assert list(history) == list(entry.token_ids)
+        if self._choose is not None:
+            return self._choose(history)
+        return next_token(history, self._vocab)
