@@ -1,0 +1,56 @@
+"""The pool's arithmetic, with the figures users know from published models."""
+
+import torch
+
+from batchgen.runtime.kv_cache import KVCache, LayerGeometry, kv_bytes_per_token
+from batchgen.runtime.memory import (
+    GIB,
+    Ledger,
+    blocks_in,
+    default_cpu_pool_bytes,
+    default_swap_bytes,
+    gpu_pool_bytes,
+)
+
+
+def _layers(count: int, heads: int, size: int) -> list[LayerGeometry]:
+    return [LayerGeometry(heads, size, size)] * count
+
+
+def test_bytes_per_token_of_known_models() -> None:
+    assert kv_bytes_per_token(_layers(32, 32, 128), torch.float16) == 524_288
+    assert kv_bytes_per_token(_layers(40, 40, 128), torch.float16) == 819_200
+    assert kv_bytes_per_token(_layers(36, 8, 128), torch.bfloat16) == 147_456
+    assert kv_bytes_per_token(_layers(30, 3, 64), torch.float32) == 46_080
+
+
+def test_sixty_gib_of_a_7b_hold_sixty_rows_of_2048() -> None:
+    blocks = blocks_in(60 * GIB, 524_288, 16)
+    ledger = Ledger(0, 0, 524_288, 16, blocks, 0)
+    assert blocks == 7_680
+    assert ledger.pool_tokens == 122_880
+    assert ledger.pool_bytes == 60 * GIB
+    assert ledger.concurrency(2_048) == 60
+
+
+def test_a_row_takes_whole_blocks() -> None:
+    assert Ledger(0, 0, 8, 16, 10, 0).concurrency(17) == 5
+
+
+def test_defaults_are_a_quarter_of_the_free_memory_and_at_most_four_gib() -> None:
+    for default in (default_cpu_pool_bytes, default_swap_bytes):
+        assert default(8 * GIB) == 2 * GIB
+        assert default(100 * GIB) == 4 * GIB
+
+
+def test_a_gpu_gives_the_pool_what_weights_others_and_activations_leave() -> None:
+    assert gpu_pool_bytes(80 * GIB, 16 * GIB, 2 * GIB, 0.9) == 54 * GIB
+
+
+def test_the_cache_takes_the_bytes_that_the_ledger_says() -> None:
+    layers = [LayerGeometry(2, 8, 8), LayerGeometry(1, 4, 6)]
+    cache = KVCache(
+        layers, 5, 3, num_swap_blocks=0, dtype=torch.float32, device=torch.device("cpu")
+    )
+    held = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
+    assert held == Ledger(0, 0, kv_bytes_per_token(layers, torch.float32), 3, 5, 0).pool_bytes

@@ -1,0 +1,129 @@
+"""Loading: what is refused, and where the end of a sequence comes from."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
+
+from batchgen.errors import UsageError
+from batchgen.runtime.model import (
+    LoadedModel,
+    ModelSource,
+    geometry_without_weights,
+    load_config,
+    load_model,
+    resolve_device,
+    resolve_max_model_len,
+)
+from tests.tiny_models import save
+
+
+def _load(directory: Path, max_model_len: int | None = None) -> LoadedModel:
+    return load_model(
+        ModelSource(str(directory)),
+        dtype="float32",
+        device=torch.device("cpu"),
+        max_model_len=max_model_len,
+    )
+
+
+def _edit(path: Path, **changes: object) -> None:
+    config = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(config | changes))
+
+
+def test_c10_the_end_of_a_sequence_comes_from_generation_config(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    _edit(tmp_path / "config.json", eos_token_id=7)
+    _edit(tmp_path / "generation_config.json", eos_token_id=[7, 9])
+    assert _load(tmp_path).eos_token_ids == {7, 9}
+    (tmp_path / "generation_config.json").unlink()
+    assert _load(tmp_path).eos_token_ids == {7}
+
+
+def test_i07_missing_weights_are_refused_by_name_and_tied_ones_are_not(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=r"lm_head\.weight"):
+        _load(tmp_path)
+    _edit(tmp_path / "config.json", tie_word_embeddings=True)
+    model = _load(tmp_path).model
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+
+
+def test_i07_a_tied_checkpoint_with_both_tensors_loads_tied(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    _edit(tmp_path / "config.json", tie_word_embeddings=True)
+    model = _load(tmp_path).model
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+
+
+def test_i03_query_heads_that_are_no_multiple_of_kv_heads_are_refused(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    _edit(tmp_path / "config.json", num_attention_heads=3, num_key_value_heads=2, head_dim=16)
+    with pytest.raises(UsageError):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sliding_window": 4, "use_sliding_window": False},
+        {"sliding_window": 4, "use_sliding_window": True, "layer_types": ["full_attention"] * 3},
+    ],
+)
+def test_i04_a_window_that_no_layer_uses_changes_nothing(changes, tmp_path: Path) -> None:
+    save("qwen2", tmp_path)
+    _edit(tmp_path / "config.json", **changes)
+    loaded = _load(tmp_path)
+    windows = [layer.self_attn.sliding_window for layer in loaded.model.model.layers]
+    assert windows == [None] * 3
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rope_that_depends_on_the_longest_row_is_refused_beyond_its_origin(kind: str) -> None:
+    rope = {
+        "rope_type": kind, "factor": 4.0, "rope_theta": 1e4,
+        "original_max_position_embeddings": 128,
+        "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+    }  # fmt: skip
+    config = tf.LlamaConfig(max_position_embeddings=512, rope_parameters=rope)
+    with pytest.raises(UsageError, match="max_model_len=128"):
+        resolve_max_model_len(config, None)
+    assert resolve_max_model_len(config, 128) == 128
+
+
+def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    with pytest.raises(UsageError, match="512"):
+        _load(tmp_path, max_model_len=513)
+    assert _load(tmp_path, max_model_len=100).max_model_len == 100
+
+
+def test_geometry_is_known_without_weights(tmp_path: Path) -> None:
+    save("gemma2", tmp_path)
+    expected = _load(tmp_path).layers
+    (tmp_path / "model.safetensors").unlink()
+    assert geometry_without_weights(ModelSource(str(tmp_path))) == expected
+
+
+def test_a_path_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"model\.path"):
+        load_config(ModelSource(str(tmp_path)))
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    if torch.cuda.is_available():
+        assert resolve_device("cuda").type == "cuda"
+    else:
+        with pytest.raises(UsageError, match=r"model\.device=cuda"):
+            resolve_device("cuda")
+    assert resolve_device("cpu").type == "cpu"
