@@ -2,6 +2,7 @@
 
 The dataclasses are Hydra's structured configs and, once checked, plain objects that the
 rest of the house reads. A key is declared here when its feature works, not before.
+``metadata["help"]`` is the key's line in ``--help``. None means that the key was not named.
 """
 
 from dataclasses import dataclass, field
@@ -77,128 +78,240 @@ class OutputOrder(StrEnum):
 class ModelConfig:
     """Which model, and how it is loaded."""
 
-    path: str = MISSING
-    revision: str | None = None
-    tokenizer: str | None = None
-    dtype: str = "auto"
-    device: str = "auto"
-    max_model_len: int | None = None
-    trust_remote_code: bool = False
+    path: str = field(
+        default=MISSING, metadata={"help": "a directory, a hub name, or a .gguf file"}
+    )
+    revision: str | None = field(
+        default=None, metadata={"help": "the hub revision (branch, tag or commit)"}
+    )
+    tokenizer: str | None = field(
+        default=None, metadata={"help": "a directory or hub name (none: the model's own)"}
+    )
+    dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "auto: the checkpoint's on a GPU, float32 on a CPU; float32, float16, bfloat16"
+        },
+    )
+    device: str = field(
+        default="auto",
+        metadata={"help": "auto: cuda where there is one, else cpu; cuda, cuda:N, cpu"},
+    )
+    max_model_len: int | None = field(
+        default=None,
+        metadata={"help": "most tokens of prompt and output together (none: the model's)"},
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "run Python code that comes with the model"}
+    )
 
 
 @dataclass
 class InputConfig:
     """Where the rows come from."""
 
-    path: str = MISSING
-    id_column: str | None = None  # None: `id` where the files have it, else made ids
-    limit: int | None = None
+    path: str = field(
+        default=MISSING, metadata={"help": "a Parquet file, a directory of them, or a glob"}
+    )
+    id_column: str | None = field(
+        default=None,
+        metadata={"help": "the column of ids (none: `id` where there is one, else made ids)"},
+    )
+    limit: int | None = field(default=None, metadata={"help": "read only this many rows"})
 
 
 @dataclass
 class PromptConfig:
-    """How a row becomes a prompt. None: not named explicitly (see DEFAULT_* below)."""
+    """How a row becomes a prompt. A source that is not named is looked for in the files."""
 
-    column: str | None = None
-    messages_column: str | None = None
-    token_ids_column: str | None = None
-    template: str | None = None
-    template_file: str | None = None
-    format: PromptFormat = PromptFormat.auto
-    system: str | None = None
-    system_file: str | None = None
-    shots_file: str | None = None
-    answer_column: str = "answer"
-    separator: str = "\n\n"
-    answer_prefix: str = " "
+    column: str | None = field(
+        default=None, metadata={"help": "text prompts (none: `prompt` where there is one)"}
+    )
+    messages_column: str | None = field(
+        default=None, metadata={"help": "chat messages (none: `messages` where there is one)"}
+    )
+    token_ids_column: str | None = field(
+        default=None, metadata={"help": "token ids (none: `prompt_token_ids` where there is one)"}
+    )
+    template: str | None = field(
+        default=None, metadata={"help": "a Jinja template over the row's columns"}
+    )
+    template_file: str | None = field(
+        default=None, metadata={"help": "the file that holds the template"}
+    )
+    format: PromptFormat = field(
+        default=PromptFormat.auto,
+        metadata={
+            "help": "how the pieces become one prompt (auto: chat where the model has a template)"
+        },
+    )
+    system: str | None = field(
+        default=None, metadata={"help": "system text before a templated prompt"}
+    )
+    system_file: str | None = field(
+        default=None, metadata={"help": "the file that holds the system text"}
+    )
+    shots_file: str | None = field(
+        default=None, metadata={"help": "JSONL or Parquet of solved examples for a template"}
+    )
+    answer_column: str = field(
+        default="answer", metadata={"help": "the column of shots_file that holds the answer"}
+    )
+    separator: str = field(
+        default="\n\n", metadata={"help": "between the pieces of a plain prompt"}
+    )
+    answer_prefix: str = field(
+        default=" ", metadata={"help": "before a shot's answer in a plain prompt"}
+    )
 
 
 @dataclass
 class SamplingConfig:
     """The job's sampling parameters, under vLLM's names; a row can override them."""
 
-    n: int = 1
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    max_tokens: int = 256
-    min_tokens: int = 0
-    stop: list[str] = field(default_factory=list)
-    stop_file: str | None = None
-    stop_token_ids: list[int] = field(default_factory=list)
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    n: int = field(default=1, metadata={"help": "samples for each row"})
+    temperature: float = field(default=0.0, metadata={"help": "0 is greedy"})
+    top_p: float = field(
+        default=1.0,
+        metadata={"help": "keep the most likely tokens whose probabilities reach this sum"},
+    )
+    top_k: int = field(
+        default=0, metadata={"help": "keep this many of the most likely tokens (0 or -1: all)"}
+    )
+    min_p: float = field(
+        default=0.0,
+        metadata={"help": "drop tokens less likely than this share of the most likely one"},
+    )
+    seed: int = field(default=0, metadata={"help": "seed of the sampling noise"})
+    max_tokens: int = field(default=256, metadata={"help": "most tokens generated for a row"})
+    min_tokens: int = field(default=0, metadata={"help": "fewest tokens before a stop may count"})
+    stop: list[str] = field(default_factory=list, metadata={"help": "strings that end the output"})
+    stop_file: str | None = field(
+        default=None, metadata={"help": "a YAML or JSON list of more stop strings"}
+    )
+    stop_token_ids: list[int] = field(
+        default_factory=list, metadata={"help": "token ids that end the output"}
+    )
+    include_stop_str_in_output: bool = field(
+        default=False, metadata={"help": "keep the stop string in the text"}
+    )
+    ignore_eos: bool = field(
+        default=False, metadata={"help": "emit an end of sequence as a token and go on"}
+    )
+    skip_special_tokens: bool = field(
+        default=True, metadata={"help": "leave special tokens out of the text"}
+    )
+    presence_penalty: float = field(
+        default=0.0, metadata={"help": "subtracted from the logit of each token already generated"}
+    )
+    frequency_penalty: float = field(
+        default=0.0, metadata={"help": "subtracted once for each time a token was generated"}
+    )
+    repetition_penalty: float = field(
+        default=1.0, metadata={"help": "divides the logits of tokens already seen (1: off)"}
+    )
 
 
 @dataclass
 class PoolConfig:
     """The paged KV pool."""
 
-    block_size: int = 16
-    num_blocks: int | None = None
-    gpu_memory_utilization: float = 0.9
-    cpu_memory_gib: float | None = None
-    swap_gib: float | None = None
-    swap_blocks: int | None = None
-    prefix_caching: bool = True
+    block_size: int = field(default=16, metadata={"help": "tokens in a block of KV, 4 to 256"})
+    num_blocks: int | None = field(
+        default=None, metadata={"help": "blocks in the pool (none: from memory)"}
+    )
+    gpu_memory_utilization: float = field(
+        default=0.9, metadata={"help": "share of the GPU memory to use"}
+    )
+    cpu_memory_gib: float | None = field(
+        default=None,
+        metadata={
+            "help": "memory of the pool on a CPU (none: a quarter of what is free, at most 4)"
+        },
+    )
+    swap_gib: float | None = field(
+        default=None,
+        metadata={"help": "memory for swapped blocks (none: a quarter of what is free, at most 4)"},
+    )
+    swap_blocks: int | None = field(
+        default=None, metadata={"help": "blocks for swapping; wins over swap_gib; 0 is none"}
+    )
+    prefix_caching: bool = field(default=True, metadata={"help": "compute shared prefixes once"})
 
 
 @dataclass
 class EngineConfig:
     """The continuous-batching engine."""
 
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int | None = None
-    attention: Attention = Attention.auto
-    preemption: Preemption = Preemption.auto
-    admission: Admission = Admission.auto
+    max_num_seqs: int = field(default=256, metadata={"help": "most rows in one step"})
+    max_num_batched_tokens: int | None = field(
+        default=None, metadata={"help": "most tokens in one step (none: by device)"}
+    )
+    attention: Attention = field(default=Attention.auto, metadata={"help": "the attention backend"})
+    preemption: Preemption = field(
+        default=Preemption.auto,
+        metadata={"help": "what happens to the KV of a row that must make room"},
+    )
+    admission: Admission = field(
+        default=Admission.auto,
+        metadata={"help": "how much memory a row must find before it starts"},
+    )
 
 
 @dataclass
 class ScheduleConfig:
     """The order of the rows."""
 
-    order: Order = Order.prefix
+    order: Order = field(
+        default=Order.prefix, metadata={"help": "in which order rows enter the engine"}
+    )
 
 
 @dataclass
 class OutputConfig:
     """Where the results go."""
 
-    dir: str = MISSING
-    resume: Resume = Resume.if_possible
-    retry_errors: bool = False
-    overwrite: bool = False
-    rows_per_part: int | None = None
-    order: OutputOrder = OutputOrder.completion
+    dir: str = field(default=MISSING, metadata={"help": "where the Parquet files go"})
+    resume: Resume = field(
+        default=Resume.if_possible,
+        metadata={"help": "what to do with rows that an earlier run has finished"},
+    )
+    retry_errors: bool = field(
+        default=False, metadata={"help": "run failed rows of an earlier run again"}
+    )
+    overwrite: bool = field(default=False, metadata={"help": "remove an earlier output first"})
+    rows_per_part: int | None = field(
+        default=None, metadata={"help": "rows in an output file (none: by size)"}
+    )
+    order: OutputOrder = field(
+        default=OutputOrder.completion, metadata={"help": "the order of the rows in the output"}
+    )
 
 
 @dataclass
 class ErrorsConfig:
     """How many failed rows are too many."""
 
-    max_rate: float | None = None
+    max_rate: float | None = field(
+        default=None, metadata={"help": "exit with 3 where more than this share of the rows failed"}
+    )
 
 
 @dataclass
 class LogConfig:
     """Progress lines."""
 
-    every_s: float = 10.0
+    every_s: float = field(default=10.0, metadata={"help": "seconds between two progress lines"})
 
 
 @dataclass
 class Config:
     """The whole job."""
 
-    mode: Mode = Mode.run
-    job: str | None = None
+    mode: Mode = field(default=Mode.run, metadata={"help": "what to do"})
+    job: str | None = field(
+        default=None, metadata={"help": "a job folder: its name (see mode=jobs), or a path to one"}
+    )
     model: ModelConfig = field(default_factory=ModelConfig)
     input: InputConfig = field(default_factory=InputConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)

@@ -1,0 +1,1 @@
+"""The command line: from what was typed to one checked configuration for each job."""

@@ -1,0 +1,214 @@
+"""Whether the values make sense, found out before anything is loaded.
+
+Each check yields its complaints, so that all of them are named at once.
+"""
+
+import glob
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from jinja2 import TemplateSyntaxError
+from jinja2.sandbox import SandboxedEnvironment
+
+from batchgen.config import (
+    Config,
+    InputConfig,
+    Mode,
+    ModelConfig,
+    PoolConfig,
+    PromptConfig,
+    PromptFormat,
+    SamplingConfig,
+)
+from batchgen.errors import UsageError
+from batchgen.sampling import SamplingParams
+
+_DTYPES = ("auto", "float32", "float16", "bfloat16")
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+
+
+def check(config: Config) -> None:
+    """Check a configuration whose paths are absolute and whose mandatory values are there.
+
+    Raises:
+        UsageError: names every key whose value makes no sense, and what to do.
+    """
+    complaints = [
+        *_model(config.model),
+        *_input(config.input),
+        *_prompt(config.prompt),
+        *_sampling(config.sampling),
+        *_pool(config.pool),
+        *_counts(config),
+        *_output(config),
+    ]
+    if complaints:
+        raise UsageError("\n".join(complaints))
+
+
+def _model(model: ModelConfig) -> Iterator[str]:
+    path = Path(model.path)
+    if path.is_dir() and not (path / "config.json").is_file():
+        yield (
+            f"model.path={path} holds no config.json, so it is not a model's directory. "
+            "Name the directory that does, or a .gguf file."
+        )
+    if model.revision == "":
+        yield "model.revision is empty. Name a branch, tag or commit, or leave it out."
+    if model.dtype not in _DTYPES:
+        yield f"model.dtype={model.dtype} must be one of {', '.join(_DTYPES)}."
+    if not _DEVICE.fullmatch(model.device):
+        yield f"model.device={model.device} must be auto, cpu, cuda or cuda:N."
+    yield from _at_least("model.max_model_len", model.max_model_len, 1)
+
+
+def _input(source: InputConfig) -> Iterator[str]:
+    if not glob.has_magic(source.path) and not Path(source.path).exists():
+        yield f"input.path={source.path} does not exist. Name a file, a directory or a glob."
+    if source.id_column == "":
+        yield "input.id_column is empty. Name a column, or leave it out."
+    yield from _at_least("input.limit", source.limit, 1)
+
+
+def _prompt(prompt: PromptConfig) -> Iterator[str]:
+    yield from _prompt_sources(prompt)
+    yield from _prompt_pieces(prompt)
+    for name in ("template_file", "system_file", "shots_file"):
+        path = getattr(prompt, name)
+        if path is not None and not Path(path).is_file():
+            yield f"prompt.{name}={path} is not a file."
+    template = prompt.template
+    if template is None and prompt.template_file and Path(prompt.template_file).is_file():
+        template = _read_text("prompt.template_file", prompt.template_file)
+    if template is not None:
+        yield from _template_syntax(prompt, template)
+
+
+def _prompt_sources(prompt: PromptConfig) -> Iterator[str]:
+    """Exactly one source: two that are named explicitly contradict each other."""
+    names = ("column", "messages_column", "token_ids_column", "template", "template_file")
+    named = [f"prompt.{name}" for name in names if getattr(prompt, name) is not None]
+    if len(named) > 1:
+        yield (
+            f"{' and '.join(named)} are both named, but a prompt has one source. "
+            "Leave one out, or set it to null where a job folder names it."
+        )
+    yield from (
+        f"prompt.{name} is empty. Name a column, or leave it out."
+        for name in names[:3]
+        if getattr(prompt, name) == ""
+    )
+    if prompt.system is not None and prompt.system_file is not None:
+        yield "prompt.system and prompt.system_file are both named. Set one of them to null."
+
+
+def _prompt_pieces(prompt: PromptConfig) -> Iterator[str]:
+    """What goes around a template is never dropped in silence where there is none."""
+    if prompt.template is not None or prompt.template_file is not None:
+        if prompt.shots_file is not None and not prompt.answer_column:
+            yield "prompt.answer_column is empty. Name the column of the shots' answers."
+        return
+    for name in ("shots_file", "system", "system_file"):
+        if getattr(prompt, name):
+            yield (
+                f"prompt.{name} needs prompt.template or prompt.template_file: other prompts "
+                "are taken as they stand."
+            )
+    as_it_stands = prompt.column or prompt.token_ids_column
+    if prompt.format is PromptFormat.chat and as_it_stands:
+        yield (
+            f"prompt.format=chat does not apply to the column {as_it_stands}, which is taken as "
+            "it stands. Use prompt.template, as in 'prompt.template=\"{{ prompt }}\"'."
+        )
+
+
+def _template_syntax(prompt: PromptConfig, template: str) -> Iterator[str]:
+    key = "prompt.template" if prompt.template is not None else "prompt.template_file"
+    if not template.strip():
+        yield f"{key} is empty: every prompt would be."
+    try:
+        SandboxedEnvironment().parse(template)
+    except TemplateSyntaxError as error:
+        yield f"{key} is not a Jinja template: line {error.lineno}: {error.message}."
+
+
+def _sampling(sampling: SamplingConfig) -> Iterator[str]:
+    values = {item.name: getattr(sampling, item.name) for item in fields(SamplingParams)}
+    lists = {name: tuple(values[name]) for name in ("stop", "stop_token_ids")}
+    problem = SamplingParams(**{**values, **lists}).problem()
+    if problem:
+        yield f"sampling.{problem}."
+
+
+def _pool(pool: PoolConfig) -> Iterator[str]:
+    if not 4 <= pool.block_size <= 256:
+        yield f"pool.block_size={pool.block_size} must lie between 4 and 256."
+    if not 0 < pool.gpu_memory_utilization <= 1:
+        yield (
+            f"pool.gpu_memory_utilization={pool.gpu_memory_utilization} must be above 0 and at "
+            "most 1."
+        )
+    yield from _at_least("pool.num_blocks", pool.num_blocks, 1)
+    yield from _at_least("pool.swap_blocks", pool.swap_blocks, 0)
+    if pool.cpu_memory_gib is not None and not 0 < pool.cpu_memory_gib < math.inf:
+        yield f"pool.cpu_memory_gib={pool.cpu_memory_gib} must be a positive number."
+    if pool.swap_gib is not None and not 0 <= pool.swap_gib < math.inf:
+        yield f"pool.swap_gib={pool.swap_gib} must be 0 (no swapping) or a positive number."
+
+
+def _counts(config: Config) -> Iterator[str]:
+    engine, log, max_rate = config.engine, config.log, config.errors.max_rate
+    yield from _at_least("engine.max_num_seqs", engine.max_num_seqs, 1)
+    yield from _at_least("engine.max_num_batched_tokens", engine.max_num_batched_tokens, 1)
+    yield from _at_least("output.rows_per_part", config.output.rows_per_part, 1)
+    if not 0 < log.every_s < math.inf:
+        yield f"log.every_s={log.every_s} must be a positive number of seconds."
+    if max_rate is not None and not 0 <= max_rate <= 1:
+        yield f"errors.max_rate={max_rate} must lie between 0 and 1."
+
+
+def _output(config: Config) -> Iterator[str]:
+    """The output must not be read as input by the next run."""
+    output, source = config.output.dir, config.input.path
+    if config.mode is Mode.preview or not output:
+        return
+    if Path(output).exists() and not Path(output).is_dir():
+        yield f"output.dir={output} is a file. Name a directory."
+    if _reads(source, output):
+        yield (
+            f"output.dir={output} is where input.path={source} lies, so the results would be "
+            "mixed with the input. Name another directory."
+        )
+
+
+def _reads(source: str, output: str) -> bool:
+    """Whether the input takes in files of the output directory, or lies in it."""
+    target = Path(output).resolve()
+    if Path(source).exists():
+        found = Path(source).resolve()
+        return found.is_relative_to(target) or (found.is_dir() and _is_read(target, found))
+    if "**" in source:
+        return _is_read(target, Path(source.split("**", 1)[0]).resolve())
+    return Path(output, "part-00000.parquet").match(source)
+
+
+def _is_read(folder: Path, root: Path) -> bool:
+    """Whether a reader that goes down from ``root`` comes through ``folder``."""
+    if not folder.is_relative_to(root):
+        return False
+    return not any(part.startswith(("_", ".")) for part in folder.relative_to(root).parts)
+
+
+def _at_least(key: str, value: int | None, least: int) -> Iterator[str]:
+    if value is not None and value < least:
+        yield f"{key}={value} must be at least {least}."
+
+
+def _read_text(key: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{key}={path} cannot be read as UTF-8 text: {error}.") from error

@@ -1,0 +1,131 @@
+"""The table of declared keys, read off the dataclasses of ``batchgen.config``."""
+
+import difflib
+import functools
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+from batchgen.config import Config
+
+_WORDS: Mapping[Any, str] = {
+    str: "text",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    list[str]: "a list of text, as in [a,b]",
+    list[int]: "a list of integers, as in [1,2]",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One declared key.
+
+    Attributes:
+        name: the full name, as in ``pool.block_size``.
+        kind: its type without the None: a scalar type, an enum, or ``list[...]``.
+        optional: whether it may be null.
+        default: the value where nothing is named.
+        meaning: its line in the help text.
+    """
+
+    name: str
+    kind: Any
+    optional: bool
+    default: Any
+    meaning: str
+
+    @property
+    def is_mandatory(self) -> bool:
+        """Whether the key has no default."""
+        return bool(self.default == MISSING)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether values, or the items of a list, are text."""
+        return self.kind in (str, list[str])
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the key holds a list."""
+        return typing.get_origin(self.kind) is list
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The allowed values of an enum; empty for other kinds."""
+        if isinstance(self.kind, type) and issubclass(self.kind, Enum):
+            return tuple(str(member.value) for member in self.kind)
+        return ()
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        words = f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.kind]
+        return f"{words}, or null" if self.optional else words
+
+
+@functools.cache
+def declared_keys() -> Mapping[str, Key]:
+    """Give all keys by their full names, in the order of their declaration."""
+    return {key.name: key for key in _keys_of(Config, "")}
+
+
+def sections() -> tuple[str, ...]:
+    """The groups of keys: model, input, and so on."""
+    return tuple(dict.fromkeys(name.split(".")[0] for name in declared_keys() if "." in name))
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """Name the options that a misspelt name may have meant; empty where none is close."""
+    candidates = list(options)
+    leaf = name.rsplit(".", 1)[-1]
+    by_leaf = {option: option.rsplit(".", 1)[-1] for option in candidates}
+    close_leaves = difflib.get_close_matches(leaf, by_leaf.values(), n=3, cutoff=0.8)
+    close = [option for option in candidates if by_leaf[option] in close_leaves]
+    close.sort(key=lambda option: -difflib.SequenceMatcher(None, name, option).ratio())
+    close += difflib.get_close_matches(name, candidates, n=3, cutoff=0.75)
+    found = list(dict.fromkeys(close))[:3]
+    return f" Did you mean {' or '.join(found)}?" if found else ""
+
+
+def unknown_key(name: str, where: str = "") -> str:
+    """Word the refusal of a key that is not declared.
+
+    Args:
+        name: the full name of the key.
+        where: the file it stands in, empty for the command line.
+    """
+    if name in sections():
+        inside = ", ".join(key for key in declared_keys() if key.startswith(f"{name}."))
+        return f"{where}{name} is a group of keys, not a key. Its keys: {inside}."
+    suggestion = did_you_mean(name, declared_keys()) or " All keys: python -m batchgen --help"
+    return f"{where}{name} is not a key.{suggestion}"
+
+
+def _keys_of(section: type, prefix: str) -> Iterator[Key]:
+    hints = typing.get_type_hints(section)
+    for declared in fields(section):
+        hint = hints[declared.name]
+        if is_dataclass(hint):
+            assert isinstance(hint, type)
+            yield from _keys_of(hint, f"{prefix}{declared.name}.")
+            continue
+        kind, optional = _without_none(hint)
+        factory = declared.default_factory
+        default = declared.default if factory is NO_DEFAULT else factory()
+        meaning = declared.metadata["help"]
+        yield Key(f"{prefix}{declared.name}", kind, optional, default, meaning)
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if not isinstance(hint, types.UnionType):
+        return hint, False
+    (kind,) = (option for option in typing.get_args(hint) if option is not type(None))
+    return kind, True

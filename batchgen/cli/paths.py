@@ -1,0 +1,92 @@
+"""Paths made absolute once, against the caller's directory."""
+
+import glob
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from batchgen.config import Config
+from batchgen.errors import UsageError
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def resolve_paths(config: Config) -> Config:
+    """Give the configuration with absolute paths; hub names stay as they are.
+
+    Raises:
+        UsageError: a path is a URI, or names no model.
+    """
+    model, prompt, sampling = config.model, config.prompt, config.sampling
+    tokenizer = model.tokenizer
+    return replace(
+        config,
+        model=replace(
+            model,
+            path=_model("model.path", model.path),
+            tokenizer=None if tokenizer is None else _model("model.tokenizer", tokenizer),
+        ),
+        input=replace(config.input, path=_input(config.input.path)),
+        prompt=replace(
+            prompt,
+            template_file=_file(prompt.template_file),
+            system_file=_file(prompt.system_file),
+            shots_file=_file(prompt.shots_file),
+        ),
+        sampling=replace(sampling, stop_file=_file(sampling.stop_file)),
+        output=replace(config.output, dir=_output(config.output.dir)),
+    )
+
+
+def absolute(path: str) -> str:
+    """Give the absolute path against the caller's directory; links are not followed."""
+    return os.path.normpath(expand(path).absolute())
+
+
+def expand(path: str) -> Path:
+    """Put the home directory for a leading tilde, where it names one."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def _model(key: str, name: str) -> str:
+    """Tell a model's directory or file from a hub name."""
+    if not name.strip():
+        raise UsageError(f"{key} is empty. Name a model, or leave the key out.")
+    path = Path(absolute(name))
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return str(path)
+    if path.exists():
+        raise UsageError(f"{key}={name} is neither a directory nor a .gguf file.")
+    if not _HUB_NAME.fullmatch(name) or name.endswith(".gguf"):
+        raise UsageError(
+            f"{key}={name} does not exist (looked for {path}). "
+            "Name a directory, a .gguf file, or a hub name such as owner/model."
+        )
+    return name
+
+
+def _input(path: str) -> str:
+    _refuse_uri("input.path", path)
+    expanded = expand(path)
+    if expanded.exists() or not glob.has_magic(path):
+        return absolute(path)
+    # The caller's directory is no pattern, whatever characters it holds.
+    return os.path.normpath(Path(glob.escape(str(Path.cwd()))) / expanded)
+
+
+def _output(path: str) -> str:
+    _refuse_uri("output.dir", path)
+    return absolute(path) if path else path
+
+
+def _file(path: str | None) -> str | None:
+    return absolute(path) if path else path
+
+
+def _refuse_uri(key: str, path: str) -> None:
+    if "://" in path:
+        raise UsageError(f"{key}={path} is a URI. Only local paths can be used: copy it first.")

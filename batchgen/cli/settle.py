@@ -1,0 +1,154 @@
+"""From composed values to the configuration a job runs with."""
+
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml  # type: ignore[import-untyped]
+
+from batchgen.cli.checks import check
+from batchgen.cli.keys import declared_keys
+from batchgen.cli.paths import resolve_paths
+from batchgen.config import Config, Mode
+from batchgen.errors import UsageError
+
+_Section = TypeVar("_Section")
+_JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+_WRITTEN_ESCAPE = re.compile(r"\\[nt]")
+_TEXT_OF_PROMPTS = (
+    "prompt.template",
+    "prompt.system",
+    "prompt.separator",
+    "prompt.answer_prefix",
+    "sampling.stop",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """One job, ready to run.
+
+    Attributes:
+        config: checked, with absolute paths.
+        resolved_yaml: the same as YAML text.
+        changes: ``key=value`` for each key that differs from its default.
+        warnings: what looks like a slip but is legal.
+    """
+
+    config: Config
+    resolved_yaml: str
+    changes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def settle(values: Mapping[str, Any]) -> Settled:
+    """Check the composed values of one job.
+
+    Args:
+        values: nested values of all declared keys, as ``compose`` gives them.
+
+    Raises:
+        UsageError: a mandatory value is missing, or a value makes no sense.
+    """
+    config = _build(Config, values)
+    if config.mode is not Mode.jobs:
+        config = _with_stop_file(resolve_paths(_with_mandatory(config)))
+        check(config)
+    plain = _plain(config)
+    flat = dict(_flatten(plain, ""))
+    defaults = {name: _plain(key.default) for name, key in declared_keys().items()}
+    changes = (f"{name}={_short(value)}" for name, value in flat.items() if value != defaults[name])
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
+    return Settled(config, text, tuple(changes), tuple(_written_escapes(flat)))
+
+
+def _build(section: type[_Section], values: Mapping[str, Any]) -> _Section:
+    assert is_dataclass(section)
+    hints = typing.get_type_hints(section)
+    return section(
+        **{
+            item.name: _build(hints[item.name], values[item.name])
+            if is_dataclass(hints[item.name])
+            else values[item.name]
+            for item in fields(section)
+        }
+    )
+
+
+def _with_mandatory(config: Config) -> Config:
+    """Name all mandatory values that are missing; a preview writes nothing."""
+    if config.mode is Mode.preview and config.output.dir == declared_keys()["output.dir"].default:
+        config = replace(config, output=replace(config.output, dir=""))
+    given = {
+        "model.path": config.model.path,
+        "input.path": config.input.path,
+        "output.dir": config.output.dir,
+    }
+    if config.mode is Mode.preview:
+        del given["output.dir"]
+    missing = [name for name, value in given.items() if value.strip() in ("", "???")]
+    if missing:
+        listed = "\n".join(f"  {name}: {declared_keys()[name].meaning}" for name in missing)
+        raise UsageError(f"Nothing can start without a value for\n{listed}")
+    return config
+
+
+def _with_stop_file(config: Config) -> Config:
+    path = config.sampling.stop_file
+    if path is None:
+        return config
+    merged = dict.fromkeys([*config.sampling.stop, *_read_stops(Path(path))])
+    return replace(config, sampling=replace(config.sampling, stop=list(merged)))
+
+
+def _read_stops(path: Path) -> list[str]:
+    """Read a YAML (or JSON, which is YAML) list of strings."""
+    try:
+        stops = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"sampling.stop_file={path} cannot be read: {error}.") from error
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise UsageError(
+            f"sampling.stop_file={path} must hold a YAML or JSON list of strings. "
+            'Put each into double quotes, as in ["</s>", "\\n\\n"].'
+        )
+    return stops
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Enum):
+        return str(value.value)
+    return list(value) if isinstance(value, list) else value
+
+
+def _flatten(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _written_escapes(flat: Mapping[str, Any]) -> Iterator[str]:
+    r"""A ``\n`` of two characters is legal, but such a stop never matches."""
+    for name in _TEXT_OF_PROMPTS:
+        texts = flat[name] if isinstance(flat[name], list) else [flat[name] or ""]
+        for text in texts:
+            found = _WRITTEN_ESCAPE.search(_JINJA.sub("", text))
+            if found:
+                yield (
+                    f"{name}: {found[0]} in {text!r} is a backslash and a letter. For a line "
+                    "break or a tab put the value into double quotes: "
+                    f"'{name}=\"...{found[0]}...\"'."
+                )
+
+
+def _short(value: Any) -> str:
+    text = str(value) if not isinstance(value, str) else value.replace("\n", "\\n")
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,1 @@
+"""Parquet in, Parquet out: input files, part files, resume, and what a run leaves behind."""

@@ -1,0 +1,159 @@
+"""What a run was made of, stored beside its output, and held against the next run."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from batchgen.data.files import write_json_durably
+from batchgen.errors import UsageError
+
+SCHEMA_VERSION = 1
+ABSENT = "(absent)"
+
+_CHUNK_BYTES = 64 << 10
+_WHOLE_FILE_BYTES = 64 << 20
+_SAMPLED_CHUNKS = 256
+_SHOWN_DIFFERENCES = 10
+_SHOWN_CHARACTERS = 80
+
+Fingerprint = Mapping[str, Any]
+"""Nested mapping of everything that can change the text of a result: names to JSON values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A fingerprint entry that is not what it was.
+
+    Attributes:
+        key: its dotted name.
+        old: the value stored with the output, or ``ABSENT``.
+        new: the value of this run, or ``ABSENT``.
+    """
+
+    key: str
+    old: Any
+    new: Any
+
+
+def compare(old: Fingerprint, new: Fingerprint) -> list[Difference]:
+    """List what differs between two fingerprints, in order of the keys.
+
+    Values count as JSON sees them: a tuple equals a list, an enum its value.
+    """
+    flat_old, flat_new = dict(_flatten(_as_json(old))), dict(_flatten(_as_json(new)))
+    keys = list(dict.fromkeys([*flat_old, *flat_new]))
+    pairs = ((key, flat_old.get(key, ABSENT), flat_new.get(key, ABSENT)) for key in keys)
+    return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+
+
+def refuse_mismatch(directory: Path, differences: Sequence[Difference]) -> None:
+    """Refuse to add to an output that was made of something else.
+
+    Raises:
+        UsageError: where anything differs, with each key, both values and what to do.
+    """
+    if not differences:
+        return
+    lines = [
+        f"  {item.key}: {_shown(item.old)} then, {_shown(item.new)} now"
+        for item in differences[:_SHOWN_DIFFERENCES]
+    ]
+    if len(differences) > _SHOWN_DIFFERENCES:
+        lines.append(f"  and {len(differences) - _SHOWN_DIFFERENCES} more")
+    raise UsageError(
+        f"output.dir={directory} holds results of another run; these differ:\n"
+        + "\n".join(lines)
+        + "\nSet them back to resume it, choose another output.dir, or set "
+        "output.overwrite=true to throw its results away"
+    )
+
+
+def write_manifest(path: Path, fingerprint: Fingerprint, details: Mapping[str, Any]) -> None:
+    """Write the manifest of a new run.
+
+    Args:
+        path: ``_manifest.json``.
+        fingerprint: what must be the same for a resume.
+        details: what may differ, for people: versions, resolved config.
+
+    Raises:
+        OutputError: it could not be written.
+    """
+    write_json_durably(
+        path,
+        {
+            "schema_version": SCHEMA_VERSION,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "fingerprint": _as_json(fingerprint),
+            **_as_json(details),
+        },
+    )
+
+
+def read_fingerprint(path: Path) -> Fingerprint | None:
+    """Give the fingerprint stored in a manifest, or None where there is no manifest.
+
+    Raises:
+        UsageError: the manifest is damaged, or of a version this program does not know.
+    """
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version, fingerprint = content["schema_version"], content["fingerprint"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"output.dir: {path} cannot be read ({error!r}); choose another output.dir, or set "
+            "output.overwrite=true to begin anew"
+        ) from error
+    if version != SCHEMA_VERSION:
+        raise UsageError(
+            f"output.dir: {path} has schema version {version}, this program knows "
+            f"{SCHEMA_VERSION}; choose another output.dir"
+        )
+    return dict(fingerprint)
+
+
+def file_digest(path: Path) -> str:
+    """Give a digest of a file's content that is quick for model weights.
+
+    Up to 64 MiB the whole file counts. Beyond that it is the size and 256 chunks of
+    64 KiB, evenly spaced, the first and the last among them: training moves all weights,
+    so another checkpoint shows in any of them.
+    """
+    size = path.stat().st_size
+    digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+    with path.open("rb") as file:
+        if size <= _WHOLE_FILE_BYTES:
+            for chunk in iter(lambda: file.read(1 << 20), b""):
+                digest.update(chunk)
+        else:
+            for index in range(_SAMPLED_CHUNKS):
+                file.seek((size - _CHUNK_BYTES) * index // (_SAMPLED_CHUNKS - 1))
+                digest.update(file.read(_CHUNK_BYTES))
+    return digest.hexdigest()
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def _flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted names and leaves; lists are leaves unless they hold mappings."""
+    if isinstance(value, dict) and (value or not key):
+        for name, item in value.items():
+            yield from _flatten(item, f"{key}.{name}" if key else name)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield from _flatten(item, f"{key}[{index}]")
+    else:
+        yield key, value
+
+
+def _shown(value: Any) -> str:
+    text = value if value == ABSENT else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -1,0 +1,314 @@
+"""The output directory from the first look at it to ``_SUCCESS``."""
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchgen.data.failed_rows import write_failed_rows
+from batchgen.data.files import (
+    OutputError,
+    fsync_directory,
+    is_temporary,
+    remove_durably,
+    write_json_durably,
+    write_text_durably,
+)
+from batchgen.data.finished import FinishedRows
+from batchgen.data.lock import DirectoryLock
+from batchgen.data.manifest import (
+    Fingerprint,
+    compare,
+    read_fingerprint,
+    refuse_mismatch,
+    write_manifest,
+)
+from batchgen.data.ordering import sort_parts
+from batchgen.data.parts import (
+    is_complete_part,
+    list_parts,
+    next_part_number,
+    part_name,
+    part_number,
+    read_part,
+    write_part,
+)
+from batchgen.data.replace import (
+    RECORD_NAME,
+    STAGED_NAME,
+    complete_replacement,
+    replace_parts,
+    staging_directory,
+)
+from batchgen.data.source import InputSource
+from batchgen.data.writer import PartLimits
+from batchgen.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+Resume = Literal["if_possible", "never", "always"]
+
+MANIFEST, SUCCESS, LOCK = "_manifest.json", "_SUCCESS", "_lock"
+ERRORS, QUARANTINE = "_errors", "_quarantine"
+# What holds results, in the order in which it is thrown away: the manifest goes last, so
+# that a half-cleared directory is still known as ours. The plan is made anew by each run.
+_RESULT_NAMES = (
+    RECORD_NAME,
+    STAGED_NAME,
+    "_summary.json",
+    "_metrics.jsonl",
+    "_report.html",
+    ERRORS,
+    QUARANTINE,
+    MANIFEST,
+)
+
+
+class OutputDir:
+    """An output directory, held by this process while the context is open.
+
+    Entering creates the directory, refuses one that is not ours, takes the lock, and puts
+    right what a killed run left: a decided replacement of parts is carried out,
+    temporaries are removed, parts without a footer are moved to ``_quarantine``.
+
+    Args:
+        path: ``output.dir``.
+        overwrite: ``output.overwrite``: :meth:`begin` throws away the results that are
+            there. Files that are not ours are never removed.
+    """
+
+    def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self._overwrite = overwrite
+        self._lock = DirectoryLock(self.path / LOCK)
+
+    def __enter__(self) -> Self:
+        """Open the directory.
+
+        Raises:
+            UsageError: it cannot be made, holds what is not ours, or another run holds it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._refuse_foreign()
+            self._lock.acquire()
+        except OSError as error:
+            raise UsageError(f"output.dir={self.path} cannot be used: {error}") from error
+        try:
+            self._recover()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+    @property
+    def parts(self) -> list[Path]:
+        """The finished parts by number."""
+        return list_parts(self.path)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run here ended with every row done."""
+        return (self.path / SUCCESS).exists()
+
+    def begin(
+        self, fingerprint: Fingerprint, *, resume: Resume, details: Mapping[str, Any]
+    ) -> bool:
+        """Decide whether to go on from the results that are there, and leave the manifest.
+
+        Results of different fingerprints never come together. ``if_possible`` goes on
+        where there are results of the same fingerprint and starts where there are none;
+        ``never`` refuses results that are there; ``always`` refuses where there are none.
+
+        Args:
+            fingerprint: what can change the text of a result.
+            resume: ``output.resume``.
+            details: written into a new manifest for people.
+
+        Returns:
+            whether there are results to go on from.
+
+        Raises:
+            UsageError: the results there do not fit, with the differing keys; or the
+                resume mode refuses.
+        """
+        if self._overwrite:
+            self._clear()
+        manifest = self.path / MANIFEST
+        has_results = bool(self.parts)
+        if has_results:
+            if resume == "never":
+                raise UsageError(
+                    f"output.resume=never, but output.dir={self.path} holds results; choose "
+                    "another output.dir, or set output.overwrite=true to throw them away"
+                )
+            refuse_mismatch(self.path, compare(read_fingerprint(manifest) or {}, fingerprint))
+            return True
+        if resume == "always":
+            raise UsageError(
+                f"output.resume=always, but output.dir={self.path} holds no results to go on "
+                "from; check output.dir, or use output.resume=if_possible"
+            )
+        write_manifest(manifest, fingerprint, details)
+        return False
+
+    def begin_work(self) -> None:
+        """Take back ``_SUCCESS`` before rows are added or removed."""
+        remove_durably(self.path / SUCCESS)
+
+    def finished_rows(self, id_type: pa.DataType) -> FinishedRows:
+        """Read which rows are done.
+
+        Raises:
+            UsageError: a row's result stands twice, or ids are of another type.
+        """
+        return FinishedRows.read(self.parts, id_type)
+
+    def discard_errors(self) -> int:
+        """Remove the output rows of failed input rows, so that they are run again.
+
+        Returns:
+            rows removed.
+        """
+        return self._discard(lambda table: pc.equal(table.column("status"), "error"))
+
+    def discard_ids(self, ids: pa.Array) -> int:
+        """Remove all output rows of some ids, as of rows with only some of their samples.
+
+        Returns:
+            rows removed.
+        """
+        return self._discard(lambda table: pc.is_in(table.column("id"), value_set=ids))
+
+    def write_empty_part_if_none(self, schema: pa.Schema) -> None:
+        """Make sure that the directory is a valid table, even without any row.
+
+        Raises:
+            OutputError: the part could not be written.
+        """
+        if not self.parts:
+            write_part(self.path / part_name(0), schema.empty_table())
+
+    def sort_by_input(self, rows_per_part: int | None = None) -> bool:
+        """Bring the parts into input order (see ``sort_parts``).
+
+        Returns:
+            whether anything had to be moved.
+        """
+        return sort_parts(self.path, PartLimits.of(rows_per_part))
+
+    def write_errors(self, source: InputSource, row_indices: npt.NDArray[np.int64]) -> None:
+        """Write the failed input rows to ``_errors`` (see ``write_failed_rows``)."""
+        write_failed_rows(source, row_indices, self.path / ERRORS)
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a JSON file whole: ``_summary.json``, ``_plan.json``.
+
+        Raises:
+            OutputError: it could not be written.
+        """
+        write_json_durably(self.path / name, content)
+
+    def mark_success(self) -> None:
+        """Say that every row is done; the last thing a run does.
+
+        Raises:
+            OutputError: it could not be written.
+        """
+        write_text_durably(self.path / SUCCESS, "")
+
+    def _refuse_foreign(self) -> None:
+        """Refuse a directory whose readers would see, or whose owner keeps, other things.
+
+        Names beginning with ``_`` or ``.`` are no reader's business and never foreign.
+        """
+        visible = [entry for entry in self.path.iterdir() if not entry.name.startswith(("_", "."))]
+        foreign = sorted(entry for entry in visible if part_number(entry.name) is None)
+        mixing = [entry for entry in foreign if entry.is_dir() or entry.suffix == ".parquet"]
+        if mixing:
+            raise UsageError(
+                f"output.dir={self.path} holds {_names(mixing)}, which would be read together "
+                "with the output; choose another output.dir"
+            )
+        is_ours = (self.path / MANIFEST).exists() or self._overwrite
+        if visible and not is_ours:
+            raise UsageError(
+                f"output.dir={self.path} is not empty and not an output of batchgen (it holds "
+                f"{_names(visible)} and no {MANIFEST}); choose another output.dir, or set "
+                "output.overwrite=true to write there all the same"
+            )
+
+    def _recover(self) -> None:
+        complete_replacement(self.path)
+        for entry in self.path.iterdir():
+            if is_temporary(entry.name):
+                _remove(entry)
+        for path in self.parts:
+            if not is_complete_part(path):
+                self._quarantine(path)
+        fsync_directory(self.path)
+
+    def _clear(self) -> None:
+        for path in (
+            self.path / SUCCESS,
+            *self.parts,
+            *(self.path / name for name in _RESULT_NAMES),
+        ):
+            _remove(path)
+
+    def _quarantine(self, path: Path) -> None:
+        directory = self.path / QUARANTINE
+        directory.mkdir(exist_ok=True)
+        path.rename(directory / path.name)
+        logger.warning("moved it to %s; its rows are run again", directory)
+
+    def _discard(self, is_unwanted: Callable[[pa.Table], Any]) -> int:
+        """Rewrite the parts that hold unwanted rows without them; they vanish all at once."""
+        affected: list[Path] = []
+        removed = 0
+        number = next_part_number(self.path)
+        try:
+            staged = staging_directory(self.path)
+            for path in self.parts:
+                table = read_part(path)
+                kept = table.filter(pc.invert(is_unwanted(table)))
+                if len(kept) == len(table):
+                    continue
+                affected.append(path)
+                removed += len(table) - len(kept)
+                if len(kept):
+                    write_part(staged / part_name(number + len(affected) - 1), kept)
+        except OSError as error:
+            raise OutputError.at(self.path, error) from error
+        if affected:
+            replace_parts(self.path, affected)
+        else:
+            staged.rmdir()
+        return removed
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _names(entries: Sequence[Path]) -> str:
+    shown = ", ".join(entry.name for entry in entries[:3])
+    return f"{shown} and {len(entries) - 3} more" if len(entries) > 3 else shown
