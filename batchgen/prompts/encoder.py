@@ -1,0 +1,117 @@
+"""Rendered prompts become checked token ids."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from batchgen.errors import RowError, RowErrorType
+from batchgen.prompts.limits import IdArray, Limits, TextBound, too_long
+from batchgen.prompts.render import Chat, Prompt, Source, Text, TokenIds
+from batchgen.prompts.special import ContentGuard
+from batchgen.prompts.tokenizer import Tokenizer, added_bos, encode, render_chat
+
+
+class PromptEncoder:
+    """Turns batches of rendered prompts into token ids.
+
+    A text or chat is tokenised as a whole, once. A plain text gets what the tokenizer
+    puts around texts by itself, but no second BOS where it begins with one; a chat gets
+    nothing, since its template has written what the model wants.
+    """
+
+    def __init__(self, source: Source, tokenizer: Tokenizer | None, limits: Limits) -> None:
+        self._limits = limits
+        self._texts = None
+        if source is not Source.TOKEN_IDS:
+            is_template = source is Source.TEMPLATE
+            refusal = RowErrorType.TEMPLATE_ERROR if is_template else RowErrorType.INVALID_MESSAGES
+            self._texts = _TextEncoder(tokenizer, limits, refusal)
+
+    def encode(self, prompts: Sequence[Prompt | RowError]) -> list[IdArray | RowError]:
+        """Tokenise a batch; the result has one entry for each prompt, in order."""
+        if self._texts is not None:
+            return self._texts.encode(prompts)
+        return [
+            self._limits.check(prompt.ids) if isinstance(prompt, TokenIds) else prompt
+            for prompt in prompts
+            if isinstance(prompt, TokenIds | RowError)
+        ]
+
+
+class _TextEncoder:
+    """Encodes texts and chats.
+
+    Args:
+        refusal: the error of a row that the chat template or the tokenizer refuses.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, limits: Limits, refusal: RowErrorType) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._refusal = refusal
+        self._bos = added_bos(tokenizer)
+        self._bound = TextBound(tokenizer)
+        self._guard = ContentGuard(tokenizer)
+
+    def encode(self, prompts: Sequence[Prompt | RowError]) -> list[IdArray | RowError]:
+        results: dict[int, IdArray | RowError] = {}
+        texts: dict[int, str] = {}
+        chats: dict[int, str] = {}
+        for row, prompt in enumerate(prompts):
+            if isinstance(prompt, Text):
+                texts[row] = prompt.text
+            elif isinstance(prompt, Chat):
+                outcome = self._render(prompt)
+                if isinstance(outcome, str):
+                    chats[row] = outcome
+                else:
+                    results[row] = outcome
+            elif isinstance(prompt, RowError):
+                results[row] = prompt
+        results |= self._encode_short(texts, is_chat=False)
+        results |= self._encode_short(chats, is_chat=True)
+        return [results[row] for row in range(len(prompts))]
+
+    def _render(self, chat: Chat) -> str | IdArray | RowError:
+        """Render a chat to text, or straight to ids where content spells a special token."""
+        try:
+            if not self._guard.is_spelled_in(chat.messages):
+                return render_chat(self._tokenizer, chat.messages)
+            ids = self._guard.encode(
+                chat.messages, lambda messages: render_chat(self._tokenizer, messages)
+            )
+        except ValueError as error:
+            return RowError(self._refusal, str(error))
+        return self._limits.check(np.asarray(ids, dtype=np.int64))
+
+    def _encode_short(
+        self, texts: dict[int, str], *, is_chat: bool
+    ) -> dict[int, IdArray | RowError]:
+        """Encode the texts that may fit, and reject the rest unread."""
+        results: dict[int, IdArray | RowError] = {}
+        short: dict[int, str] = {}
+        for row, text in texts.items():
+            at_least = self._bound.min_tokens(text)
+            if self._limits.fits(at_least):
+                short[row] = text
+            else:
+                what = f"the prompt's {len(text)} characters are at least {at_least} tokens"
+                results[row] = too_long(what, self._limits.max_model_len)
+        for row, ids in zip(short, self._encode(list(short.values()), is_chat), strict=True):
+            results[row] = ids if isinstance(ids, RowError) else self._limits.check(ids)
+        return results
+
+    def _encode(self, texts: list[str], is_chat: bool) -> list[npt.NDArray[np.int64] | RowError]:
+        try:
+            encoded = encode(self._tokenizer, texts, add_special_tokens=not is_chat)
+        except Exception as error:
+            # A text that the tokenizer refuses (a lone surrogate) must not take the rest along.
+            if len(texts) == 1:
+                return [RowError(self._refusal, f"the tokenizer refuses the text: {error}")]
+            return [result for text in texts for result in self._encode([text], is_chat)]
+        doubled = None if is_chat or self._bos is None else [self._bos, self._bos]
+        return [
+            np.asarray(ids[1:] if doubled is not None and ids[:2] == doubled else ids, np.int64)
+            for ids in encoded
+        ]

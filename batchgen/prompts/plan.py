@@ -1,0 +1,190 @@
+"""The plan of a job: which rows are computed, in what order, and what that will cost."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batchgen.prompts.order import (
+    PrefixGroup,
+    Rows,
+    find_duplicates,
+    length_order,
+    neighbour_lcp,
+    prefill_tokens,
+    prefix_groups,
+    prefix_order,
+    repeat_rows,
+)
+from batchgen.prompts.row_sampling import result_key, row_params
+from batchgen.prompts.store import PromptStore
+from batchgen.sampling import SamplingParams
+
+MAX_GROUPS = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be computed. A request is one sample of a row that must be computed.
+
+    Greedy rows make one request however many samples they ask for; random rows make
+    one for each sample.
+
+    Attributes:
+        order: store rows to compute, in the order they should start.
+        duplicates: a computed store row to the store rows that take its result.
+        rows: rows of the input, those with errors included.
+        requests: requests of the rows in ``order``.
+        prompt_tokens: prompt tokens of all rows without errors, once a row.
+        request_tokens: prompt tokens of all requests: the prefill without any sharing.
+        prefill_tokens_floor: the least prefill that exact sharing by the token leaves.
+        prefill_tokens_floor_block: the same where whole blocks are shared.
+        expected_prefill_tokens: the prefill to expect in this order.
+        expected_basis: how that expectation is made, in words.
+        longest_request_tokens: the most tokens a request can come to, prompt and output.
+        request_tokens_p50, request_tokens_p95: the same at these percentiles.
+        groups: the shared prefixes that save most.
+        group_row_index: position in the input of each group's first row.
+        row_errors: rows with errors by type.
+    """
+
+    order: Rows
+    duplicates: Mapping[int, Sequence[int]]
+    rows: int
+    requests: int
+    prompt_tokens: int
+    request_tokens: int
+    block_size: int
+    prefill_tokens_floor: int
+    prefill_tokens_floor_block: int
+    expected_prefill_tokens: int
+    expected_basis: str
+    longest_request_tokens: int
+    request_tokens_p50: int
+    request_tokens_p95: int
+    groups: Sequence[PrefixGroup]
+    group_row_index: Sequence[int]
+    row_errors: Mapping[str, int]
+
+    @property
+    def num_duplicates(self) -> int:
+        """Rows that are not computed because another row's result is theirs."""
+        return sum(len(rows) for rows in self.duplicates.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``_plan.json`` holds: every figure, without the rows themselves."""
+        groups = [
+            {"row_index": row_index}
+            | {name: value for name, value in asdict(group).items() if name != "position"}
+            for group, row_index in zip(self.groups, self.group_row_index, strict=True)
+        ]
+        figures = (
+            "rows",
+            "requests",
+            "prompt_tokens",
+            "request_tokens",
+            "block_size",
+            "prefill_tokens_floor",
+            "prefill_tokens_floor_block",
+            "expected_prefill_tokens",
+            "expected_basis",
+            "longest_request_tokens",
+            "request_tokens_p50",
+            "request_tokens_p95",
+        )
+        return {
+            **{name: getattr(self, name) for name in figures},
+            "duplicates": self.num_duplicates,
+            "row_errors": dict(self.row_errors),
+            "groups": groups,
+        }
+
+    def describe(self) -> str:
+        """Say the plan in a few lines for a person."""
+        errors = ", ".join(f"{count} {kind}" for kind, count in self.row_errors.items()) or "none"
+        lines = [
+            f"rows {self.rows:,}: {len(self.order):,} to compute ({self.requests:,} requests), "
+            f"{self.num_duplicates:,} duplicates, errors: {errors}",
+            f"prompt tokens {self.prompt_tokens:,}; without sharing the prefill is "
+            f"{self.request_tokens:,}",
+            f"prefill floor {self.prefill_tokens_floor:,} by the token, "
+            f"{self.prefill_tokens_floor_block:,} by blocks of {self.block_size}; expected "
+            f"{self.expected_prefill_tokens:,} ({self.expected_basis})",
+            f"tokens a request: half need at most {self.request_tokens_p50:,}, 95% at most "
+            f"{self.request_tokens_p95:,}, the longest {self.longest_request_tokens:,}",
+        ]
+        lines += [
+            f"shared prefix of {group.tokens:,} tokens: {group.rows:,} requests, saves "
+            f"{group.tokens_saved:,}; {group.remainder} tokens behind the last block lose "
+            f"{group.tokens_lost:,}"
+            for group in self.groups[:3]
+        ]
+        return "\n".join(lines)
+
+
+def make_plan(
+    store: PromptStore,
+    sampling: SamplingParams,
+    *,
+    max_model_len: int,
+    block_size: int,
+    prefix_caching: bool,
+    order: str,
+) -> Plan:
+    """Plan a job over its prompts.
+
+    Args:
+        sampling: the job's parameters, which a row's own in the store override.
+        max_model_len: tokens of a prompt and its output together.
+        order: ``prefix``, ``input`` or ``length`` (longest prompt first).
+    """
+    good = store.good_rows
+    params = row_params(store.sampling_params, sampling)
+    rows, duplicates = find_duplicates(store.ids, good, [result_key(params[row]) for row in good])
+    samples = np.asarray([each.n if not each.is_greedy else 1 for each in params], np.int64)
+    max_tokens = np.asarray([min(each.max_tokens, max_model_len) for each in params], np.int64)
+    by_prefix = prefix_order(store.ids, rows)
+    lengths, lcp = _requests(store, by_prefix, samples)
+    needs = lengths + np.repeat(max_tokens[by_prefix], samples[by_prefix])
+    needs = np.minimum(needs, max_model_len)
+    floor_block = prefill_tokens(lengths, lcp, block_size)
+    ordered, expected, basis = by_prefix, floor_block, "whole blocks shared in prefix order"
+    if order != "prefix":
+        ordered = rows if order == "input" else length_order(store.lengths, rows)
+        expected = prefill_tokens(*_requests(store, ordered, samples), block_size)
+        basis = f"{order} order, counting on the row before alone; a large pool does better"
+    if not prefix_caching:
+        expected, basis = int(lengths.sum()), "every prompt whole, prefix caching is off"
+    groups = prefix_groups(lcp, block_size, MAX_GROUPS)
+    row_index = np.repeat(store.row_index[by_prefix], samples[by_prefix])
+    return Plan(
+        order=ordered,
+        duplicates=duplicates,
+        rows=store.num_rows,
+        requests=len(lengths),
+        prompt_tokens=int(store.lengths[good].sum(dtype=np.int64)),
+        request_tokens=int(lengths.sum()),
+        block_size=block_size,
+        prefill_tokens_floor=prefill_tokens(lengths, lcp),
+        prefill_tokens_floor_block=floor_block,
+        expected_prefill_tokens=expected,
+        expected_basis=basis,
+        longest_request_tokens=int(needs.max(initial=0)),
+        request_tokens_p50=_percentile(needs, 50),
+        request_tokens_p95=_percentile(needs, 95),
+        groups=groups,
+        group_row_index=[int(row_index[group.position]) for group in groups],
+        row_errors=dict(Counter(error.type.value for _, error in store.errors())),
+    )
+
+
+def _requests(store: PromptStore, rows: Rows, samples: Rows) -> tuple[Rows, Rows]:
+    """Return prompt length and shared tokens of every request of these rows, in order."""
+    return repeat_rows(store.lengths[rows], neighbour_lcp(store.ids, rows), samples[rows])
+
+
+def _percentile(values: npt.NDArray[np.int64], percent: int) -> int:
+    return int(np.percentile(values, percent, method="higher")) if len(values) else 0

@@ -1,0 +1,99 @@
+"""A row's own sampling parameters: column `max_tokens` over column `sampling_params`."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from batchgen.errors import RowError, RowErrorType, UsageError
+from batchgen.prompts.columns import is_text
+from batchgen.sampling import SamplingParams
+
+PARAMS_COLUMN = "sampling_params"
+MAX_TOKENS_COLUMN = "max_tokens"
+
+
+def sampling_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """Return those of the two sampling columns that the input has.
+
+    Raises:
+        UsageError: one of them has a type that cannot hold sampling parameters.
+    """
+    checks = {
+        PARAMS_COLUMN: (is_text, "a JSON text"),
+        MAX_TOKENS_COLUMN: (pa.types.is_integer, "an integer"),
+    }
+    found = [name for name in checks if name in schema.names]
+    for name in found:
+        fits, wanted = checks[name]
+        kind = schema.field(name).type
+        if not fits(kind) and not pa.types.is_null(kind):
+            raise UsageError(
+                f"column '{name}' sets a row's own sampling parameters and must be {wanted}, "
+                f"but is {kind}; cast it, or rename it where it means something else"
+            )
+    return tuple(found)
+
+
+class RowSampling:
+    """Merges and checks the sampling parameters of rows against the job's."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self._sampling = sampling
+        # Few distinct values stand in many rows; where each row has its own, memory is bounded.
+        self._merged = lru_cache(maxsize=4096)(self._merge)
+
+    def overrides(self, table: pa.RecordBatch) -> Iterator[str | RowError | None]:
+        """Yield for each row its merged overrides as JSON, or None, or what is wrong."""
+        names = table.schema.names
+        nulls: list[Any] = [None] * table.num_rows
+        params = table.column(PARAMS_COLUMN).to_pylist() if PARAMS_COLUMN in names else nulls
+        limits = (
+            table.column(MAX_TOKENS_COLUMN).to_pylist() if MAX_TOKENS_COLUMN in names else nulls
+        )
+        for text, max_tokens in zip(params, limits, strict=True):
+            yield self._merged(text, max_tokens)
+
+    def _merge(self, text: str | None, max_tokens: int | None) -> str | RowError | None:
+        try:
+            values = {} if text is None else _parse(text)
+            if max_tokens is not None:
+                values["max_tokens"] = max_tokens
+            self._sampling.override(values)
+        except ValueError as error:
+            return RowError(RowErrorType.INVALID_SAMPLING_PARAMS, str(error))
+        given = {name: value for name, value in values.items() if value is not None}
+        return json.dumps(given, sort_keys=True) if given else None
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"sampling_params is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"sampling_params must be a JSON object, not {type(values).__name__}")
+    return values
+
+
+def result_key(params: SamplingParams) -> SamplingParams | None:
+    """Return what a request's result depends on besides its ids; None where on noise.
+
+    Greedy decoding looks at neither the seed nor the candidate filters, and all of its
+    samples are the same.
+    """
+    if not params.is_greedy:
+        return None
+    return replace(params, n=1, seed=0, top_p=1.0, top_k=0, min_p=0.0)
+
+
+def row_params(column: pa.ChunkedArray, sampling: SamplingParams) -> list[SamplingParams]:
+    """Return every row's own parameters from the store's JSON; equal ones are one object."""
+    seen: dict[str | None, SamplingParams] = {None: sampling}
+    for text in column.unique().to_pylist():
+        if text is not None:
+            seen[text] = sampling.override_json(text)
+    return [seen[text] for text in column.to_pylist()]

@@ -1,0 +1,95 @@
+"""Rows in, batches of the prompt store out: rendered, tokenised, checked."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from batchgen.errors import RowError
+from batchgen.prompts.encoder import PromptEncoder
+from batchgen.prompts.limits import IdArray, Limits
+from batchgen.prompts.render import Renderer
+from batchgen.prompts.row_sampling import RowSampling
+from batchgen.prompts.store import store_schema
+from batchgen.prompts.tokenizer import Tokenizer
+from batchgen.sampling import SamplingParams
+
+MAX_MESSAGE_CHARS = 1000
+"""A row error quotes the row; it need not repeat all of it."""
+
+
+class RowBatch(Protocol):
+    """Some rows of the input, in order."""
+
+    @property
+    def first_row_index(self) -> int:
+        """Position in the input of the batch's first row."""
+
+    @property
+    def ids(self) -> pa.Array:
+        """One id for each row."""
+
+    @property
+    def table(self) -> pa.RecordBatch:
+        """The columns that were asked for."""
+
+
+def tokenize_batches(
+    rows: Iterable[RowBatch],
+    renderer: Renderer,
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    sampling: SamplingParams,
+) -> Iterator[pa.RecordBatch]:
+    """Render and tokenise rows, one store batch for each batch of rows.
+
+    Args:
+        rows: batches with the renderer's columns.
+        tokenizer: may be None only where the renderer's source is token ids.
+        sampling: the job's parameters, which a row's own override.
+
+    Yields:
+        Batches of the :class:`~batchgen.prompts.store.PromptStore` schema.
+    """
+    encoder = PromptEncoder(renderer.source, tokenizer, limits)
+    row_sampling = RowSampling(sampling)
+    for batch in rows:
+        results = encoder.encode(renderer.render(batch.table))
+        yield _store_batch(batch, results, list(row_sampling.overrides(batch.table)))
+
+
+def _store_batch(
+    batch: RowBatch,
+    results: Sequence[IdArray | RowError],
+    overrides: Sequence[str | RowError | None],
+) -> pa.RecordBatch:
+    outcomes = [
+        override if isinstance(override, RowError) and not isinstance(result, RowError) else result
+        for result, override in zip(results, overrides, strict=True)
+    ]
+    errors = [outcome if isinstance(outcome, RowError) else None for outcome in outcomes]
+    first = batch.first_row_index
+    columns = [
+        pa.array(range(first, first + len(outcomes)), pa.int64()),
+        batch.ids,
+        _list_array([None if isinstance(outcome, RowError) else outcome for outcome in outcomes]),
+        pa.array([None if isinstance(each, RowError) else each for each in overrides], pa.string()),
+        pa.array([error and error.type.value for error in errors], pa.string()),
+        pa.array([error and _storable(error.message) for error in errors], pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=store_schema(batch.ids.type))
+
+
+def _list_array(rows: Sequence[IdArray | None]) -> pa.ListArray:
+    lengths = [0 if row is None else len(row) for row in rows]
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    values = np.concatenate([np.empty(0, np.int32), *(row for row in rows if row is not None)])
+    nulls = pa.array([row is None for row in rows], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=nulls)
+
+
+def _storable(message: str) -> str:
+    clipped = message if len(message) <= MAX_MESSAGE_CHARS else message[:MAX_MESSAGE_CHARS] + "..."
+    return clipped.encode(errors="replace").decode()
