@@ -5,10 +5,12 @@ rest of the house reads. A key is declared here when its feature works, not befo
 ``metadata["help"]`` is the key's line in ``--help``. None means that the key was not named.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from omegaconf import MISSING
+
+from batchgen.sampling import SamplingParams
 
 
 class Mode(StrEnum):
@@ -210,6 +212,12 @@ class SamplingConfig:
     repetition_penalty: float = field(
         default=1.0, metadata={"help": "divides the logits of tokens already seen (1: off)"}
     )
+
+    def params(self) -> SamplingParams:
+        """Give the job's parameters; ``stop_file`` is part of ``stop`` by now."""
+        values = {item.name: getattr(self, item.name) for item in fields(SamplingParams)}
+        lists = {name: tuple(values[name]) for name in ("stop", "stop_token_ids")}
+        return SamplingParams(**{**values, **lists})
 
 
 @dataclass

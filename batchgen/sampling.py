@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
+# One row cannot fill the plan's memory.
+MAX_SAMPLES = 16_384
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -67,7 +70,7 @@ class SamplingParams:
     def problem(self) -> str | None:
         """Say what makes no sense in these values, or None where all is well."""
         checks = (
-            (self.n >= 1, f"n={self.n} must be at least 1"),
+            (1 <= self.n <= MAX_SAMPLES, f"n={self.n} must lie between 1 and {MAX_SAMPLES}"),
             (
                 0 <= self.temperature < float("inf"),
                 f"temperature={self.temperature} must be 0 (greedy) or a positive number",

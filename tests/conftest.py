@@ -45,3 +45,9 @@ def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*command, str(ROOT)], check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Size of the comparison with transformers' generate (tests/acceptance)."""
+    parser.addoption("--equality-rows", type=int, default=12)
+    parser.addoption("--new-tokens", type=int, default=12)

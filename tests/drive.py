@@ -33,7 +33,6 @@ def make_scheduler(
     prefix_caching: bool = True,
     max_num_seqs: int = 64,
     budget: int = 256,
-    max_model_len: int = 10_000,
     eos: Iterable[int] = (),
     admission: AdmissionPolicy = AdmissionPolicy.PROMPT,
     preemption: PreemptionPolicy = PreemptionPolicy.SWAP,
@@ -43,7 +42,7 @@ def make_scheduler(
         BlockManager(num_blocks, block_size, prefix_caching=prefix_caching),
         SwapSpace(swap_blocks),
         StopRules(frozenset(eos)),
-        SchedulerLimits(max_num_seqs, budget, max_model_len),
+        SchedulerLimits(max_num_seqs, budget),
         admission=admission,
         preemption=preemption,
     )

@@ -7,7 +7,6 @@ import glob
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 from jinja2 import TemplateSyntaxError
@@ -24,7 +23,6 @@ from batchgen.config import (
     SamplingConfig,
 )
 from batchgen.errors import UsageError
-from batchgen.sampling import SamplingParams
 
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
@@ -136,9 +134,7 @@ def _template_syntax(prompt: PromptConfig, template: str) -> Iterator[str]:
 
 
 def _sampling(sampling: SamplingConfig) -> Iterator[str]:
-    values = {item.name: getattr(sampling, item.name) for item in fields(SamplingParams)}
-    lists = {name: tuple(values[name]) for name in ("stop", "stop_token_ids")}
-    problem = SamplingParams(**{**values, **lists}).problem()
+    problem = sampling.params().problem()
     if problem:
         yield f"sampling.{problem}."
 

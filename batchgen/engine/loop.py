@@ -9,6 +9,7 @@ from typing import Protocol
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.step import StepPlan
+from batchgen.errors import EngineError
 
 
 class Executor(Protocol):
@@ -36,6 +37,7 @@ class EngineStats:
         decode_steps: passes that sampled at least one token.
         prefill_s: time of the passes, by prefill's share of their tokens.
         decode_s: the rest of that time.
+        recompute_s: of all that, the share of tokens computed again after a preemption.
         scheduler_s: time spent planning and committing.
         kv_blocks_read: blocks attended to, summed over rows and steps.
         row_steps: rows, summed over steps; over ``steps`` it is the mean batch.
@@ -49,6 +51,7 @@ class EngineStats:
     decode_steps: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    recompute_s: float = 0.0
     scheduler_s: float = 0.0
     kv_blocks_read: int = 0
     row_steps: int = 0
@@ -102,28 +105,39 @@ class Engine:
                 return
 
     def step(self) -> bool:
-        """Plan, execute and commit one step; False where there was nothing to run."""
+        """Plan, execute and commit one step; False where there was nothing to run.
+
+        Raises:
+            EngineError: nothing can be scheduled, or the executor failed.
+        """
         started = self._clock()
-        decoded_before = self.scheduler.counters.decode_tokens
+        counters = self.scheduler.counters
+        before = counters.decode_tokens, counters.recomputed_tokens
         plan = self.scheduler.schedule()
         planned = self._clock()
         if plan is None:
             return False
-        tokens = self._executor.execute(plan)
+        try:
+            tokens = self._executor.execute(plan)
+        except Exception as error:
+            state = self.scheduler.describe()
+            raise EngineError(f"step {plan.step} failed: {error} ({state})") from error
         executed = self._clock()
-        num_decoded = self.scheduler.counters.decode_tokens - decoded_before
-        self._measure(plan, executed - planned, num_decoded)
+        decoded = counters.decode_tokens - before[0]
+        recomputed = counters.recomputed_tokens - before[1]
+        self._measure(plan, executed - planned, decoded, recomputed)
         self.scheduler.commit(plan, tokens)
         self.stats.scheduler_s += planned - started + self._clock() - executed
         return True
 
-    def _measure(self, plan: StepPlan, seconds: float, num_decoded: int) -> None:
+    def _measure(self, plan: StepPlan, seconds: float, decoded: int, recomputed: int) -> None:
         stats, manager = self.stats, self.scheduler.blocks
         stats.steps += 1
         stats.decode_steps += bool(plan.samples)
-        decode_share = num_decoded / plan.num_tokens
+        decode_share = decoded / plan.num_tokens
         stats.decode_s += seconds * decode_share
         stats.prefill_s += seconds * (1 - decode_share)
+        stats.recompute_s += seconds * recomputed / plan.num_tokens
         blocks_read = int((-(-plan.context_lens // manager.block_size)).sum())
         stats.kv_blocks_read += blocks_read
         stats.row_steps += plan.num_rows

@@ -114,6 +114,7 @@ class Request:
         num_published: leading blocks of the table that stand in the prefix index.
         publishes: False once another request's block took this content's place.
         swapped: its KV in the CPU pool, while swapped out.
+        stopped_by_text: ``stop_reason`` is a stop string, not a token id.
         seat: its row in the plan builder's table matrix, while it runs.
     """
 
@@ -138,6 +139,7 @@ class Request:
     timeline: Timeline = field(default_factory=Timeline)
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
+    stopped_by_text: bool = False
     error: RowError | None = None
 
     @classmethod

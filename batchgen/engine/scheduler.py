@@ -46,21 +46,34 @@ class SchedulerLimits:
     Attributes:
         max_num_seqs: requests running at once.
         max_num_batched_tokens: tokens in one step.
-        max_model_len: tokens in one request.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_model_len: int
 
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Totals over the run."""
+    """Totals over the run.
+
+    Attributes:
+        prefill_tokens: prompt tokens computed, for the first time.
+        recomputed_tokens: tokens computed again after a preemption.
+        decode_tokens: a row's own sampled tokens run through the model.
+        cached_tokens: prompt tokens found in the cache at first admission.
+        sampled_tokens: tokens generated.
+        started_requests, finished_requests: requests admitted once, requests ended.
+        preemptions: times a request had to make room.
+        swapped_out_blocks, swapped_in_blocks: blocks copied to and from the CPU pool.
+    """
 
     prefill_tokens: int = 0
     recomputed_tokens: int = 0
     decode_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    started_requests: int = 0
+    finished_requests: int = 0
     preemptions: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
@@ -184,6 +197,7 @@ class Scheduler:
                 self._fail(request, RowError(RowErrorType.ENGINE_ERROR, message))
                 continue
             request.token_ids.append(token)
+            self.counters.sampled_tokens += 1
             if request.timeline.first_token is None:
                 request.timeline.first_token = now
             ended = self._stop_rules.check(request)
@@ -285,6 +299,8 @@ class Scheduler:
         if request.timeline.admitted is None:
             request.timeline.admitted = self._clock()
             request.account.cached_tokens = request.num_computed
+            self.counters.cached_tokens += request.num_computed
+            self.counters.started_requests += 1
         self._run(step, request)
         return True
 
@@ -396,4 +412,5 @@ class Scheduler:
         request.finish_reason = reason
         request.stop_reason = stop_reason
         request.timeline.finished = self._clock()
+        self.counters.finished_requests += 1
         self._finished.append(request)

@@ -28,6 +28,7 @@ class StopRules:
             if token in params.stop_token_ids:
                 return FinishReason.STOP, str(token)
             if matched is not None:
+                request.stopped_by_text = True
                 return FinishReason.STOP, matched
         if len(request.token_ids) >= request.max_total_tokens:
             return FinishReason.LENGTH, None

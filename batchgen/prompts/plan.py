@@ -133,15 +133,23 @@ def make_plan(
     block_size: int,
     prefix_caching: bool,
     order: str,
+    done: npt.NDArray[np.bool_] | None = None,
 ) -> Plan:
     """Plan a job over its prompts.
 
     Args:
+        store: the prompts.
         sampling: the job's parameters, which a row's own in the store override.
         max_model_len: tokens of a prompt and its output together.
+        block_size: tokens in a block of the pool.
+        prefix_caching: whether blocks are shared at all.
         order: ``prefix``, ``input`` or ``length`` (longest prompt first).
+        done: for each store row whether an earlier run has its result already; such rows
+            count in nothing but ``rows`` and ``row_errors``.
     """
     good = store.good_rows
+    if done is not None:
+        good = good[~done[good]]
     params = row_params(store.sampling_params, sampling)
     rows, duplicates = find_duplicates(store.ids, good, [result_key(params[row]) for row in good])
     samples = np.asarray([each.n if not each.is_greedy else 1 for each in params], np.int64)

@@ -1,5 +1,7 @@
 """Runs step plans: swap copies, the forward pass, the sampler."""
 
+import time
+
 import torch
 from transformers import PreTrainedModel
 
@@ -10,18 +12,26 @@ from batchgen.runtime.sampler import sample
 
 
 class ModelExecutor:
-    """The executor over a stock transformers model and a KV pool on one device."""
+    """The executor over a stock transformers model and a KV pool on one device.
+
+    Attributes:
+        cache: the pool's tensors.
+        swap_s: seconds spent on swap copies.
+    """
 
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.cache = cache
+        self.swap_s = 0.0
         self._model = model
         self._device = model.device
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> list[int | None]:
         """Run a plan; see :class:`batchgen.engine.loop.Executor`."""
+        started = time.perf_counter()
         self.cache.swap_out(plan.swap_out)
         self.cache.swap_in(plan.swap_in)
+        self.swap_s += time.perf_counter() - started
         logits = self.logits(plan)
         return sample(logits, plan.samples)
 

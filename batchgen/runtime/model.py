@@ -18,7 +18,7 @@ from batchgen.kernels.reference import AttentionOptions
 from batchgen.runtime.attention import ATTENTION_NAME
 from batchgen.runtime.kv_cache import LayerGeometry
 
-_DTYPES = {
+DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
@@ -175,7 +175,7 @@ def load_model(
         UsageError: it cannot be loaded, weights are missing, or the probe refuses it.
     """
     config = load_config(source)
-    chosen: torch.dtype | str = _DTYPES.get(dtype, "auto")
+    chosen: torch.dtype | str = DTYPES.get(dtype, "auto")
     if dtype == "auto" and device.type == "cpu":
         chosen = torch.float32
     model = _load_weights(source, chosen).eval().to(device)

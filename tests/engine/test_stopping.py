@@ -24,7 +24,7 @@ class _Obedient(FakeExecutor):
 
 
 def _run(wanted: list[int], params: SamplingParams, max_model_len: int = 1000) -> Request:
-    scheduler = make_scheduler(32, 4, eos=(EOS, END), max_model_len=max_model_len)
+    scheduler = make_scheduler(32, 4, eos=(EOS, END))
     engine = Engine(scheduler, _Obedient(wanted))
     requests = make_requests([[1] * 10], params, max_model_len)
     return run_all(engine, requests)[0]

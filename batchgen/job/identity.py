@@ -1,0 +1,69 @@
+"""The job's fingerprint: all that can change a result's text, and nothing else."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from batchgen.config import Config
+from batchgen.data.manifest import Fingerprint, file_digest
+from batchgen.job.inputs import JobInputs, prompt_spec
+
+# What transformers reads from a model's directory; other files there change nothing.
+_MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
+
+
+def fingerprint(config: Config, inputs: JobInputs, *, device: str, id_digest: str) -> Fingerprint:
+    """Collect what a resumed run must share with the run before it.
+
+    Pool sizes, batch sizes and orders are left out: they change no text (in half
+    precision a near-tie may fall otherwise, as it may between two runs of one batch size).
+
+    Args:
+        config: the resolved configuration.
+        inputs: the opened inputs.
+        device: type of the device, ``cpu`` or ``cuda``.
+        id_digest: digest over the ids that the run reads.
+    """
+    spec = asdict(prompt_spec(config.prompt))
+    shots = spec.pop("shots")
+    return {
+        "model": {
+            "files": _model_files(config.model.path, config.model.revision, inputs.model_config),
+            "tokenizer": _tokenizer_files(config),
+            "dtype": config.model.dtype,
+            "device": device,
+            "max_model_len": inputs.limits.max_model_len,
+        },
+        "engine": {"attention": config.engine.attention.value},
+        "prompt": {**spec, "shots": _digest(shots), "source": inputs.renderer.source.value},
+        "sampling": asdict(inputs.sampling),
+        "input": {
+            "files": inputs.source.identity(),
+            "id_column": config.input.id_column,
+            "limit": config.input.limit,
+            "ids": id_digest,
+        },
+    }
+
+
+def _model_files(path: str, revision: str | None, model_config: Any) -> dict[str, Any]:
+    where = Path(path)
+    if where.is_file():
+        return {where.name: file_digest(where)}
+    if where.is_dir():
+        files = {file for pattern in _MODEL_FILES for file in where.glob(pattern)}
+        return {file.name: file_digest(file) for file in sorted(files)}
+    commit = getattr(model_config, "_commit_hash", None)
+    return {"hub": path, "revision": revision, "commit": commit}
+
+
+def _tokenizer_files(config: Config) -> dict[str, Any] | None:
+    path = config.model.tokenizer
+    return _model_files(path, None, None) if path else None
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()

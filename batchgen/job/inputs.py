@@ -1,0 +1,117 @@
+"""What a job reads: rows, tokenizer, limits, and how a row becomes a prompt."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from batchgen.config import Config, PromptConfig
+from batchgen.data.reader import id_type, read_rows
+from batchgen.data.source import InputSource, discover
+from batchgen.errors import UsageError
+from batchgen.prompts.limits import Limits
+from batchgen.prompts.render import PromptSpec, Renderer
+from batchgen.prompts.shots import load_shots
+from batchgen.prompts.tokenize import tokenize_batches
+from batchgen.prompts.tokenizer import Tokenizer, load_tokenizer
+from batchgen.runtime.model import ModelSource, load_config, resolve_max_model_len
+from batchgen.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class JobInputs:
+    """The job's inputs, checked as far as that goes without reading rows or weights.
+
+    Attributes:
+        source: the input files.
+        id_type: Arrow type of the ids.
+        tokenizer: the model's, or None where it has none and the rows are token ids.
+        limits: what the model can take.
+        renderer: rows to prompts.
+        sampling: the job's parameters.
+        model_config: transformers' configuration of the model.
+    """
+
+    source: InputSource
+    id_type: pa.DataType
+    tokenizer: Tokenizer | None
+    limits: Limits
+    renderer: Renderer
+    sampling: SamplingParams
+    model_config: Any
+
+    @classmethod
+    def open(cls, config: Config) -> "JobInputs":
+        """Look at files, model configuration and tokenizer.
+
+        Raises:
+            UsageError: any of them cannot be used, or they do not fit together.
+        """
+        source = discover(config.input.path)
+        model_config = load_config(model_source(config))
+        tokenizer = load_tokenizer(
+            config.model.tokenizer or config.model.path,
+            revision=None if config.model.tokenizer else config.model.revision,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        sampling = config.sampling.params()
+        if sampling.stop and tokenizer is None:
+            raise UsageError(
+                "sampling.stop needs text, but the model has no tokenizer; name one with "
+                "model.tokenizer, or use sampling.stop_token_ids"
+            )
+        return cls(
+            source=source,
+            id_type=id_type(source, config.input.id_column),
+            tokenizer=tokenizer,
+            limits=Limits(
+                max_model_len=resolve_max_model_len(model_config, config.model.max_model_len),
+                vocab_size=model_config.vocab_size,
+            ),
+            renderer=Renderer(prompt_spec(config.prompt), source.schema, tokenizer),
+            sampling=sampling,
+            model_config=model_config,
+        )
+
+    def prompts(self, *, id_column: str | None, limit: int | None) -> Iterator[pa.RecordBatch]:
+        """Read, render and tokenise the rows, batch by batch, for the prompt store."""
+        rows = read_rows(self.source, self.renderer.columns, id_column=id_column, limit=limit)
+        return tokenize_batches(rows, self.renderer, self.tokenizer, self.limits, self.sampling)
+
+
+def model_source(config: Config) -> ModelSource:
+    """Say where the model comes from, in the runtime's words."""
+    return ModelSource(config.model.path, config.model.revision, config.model.trust_remote_code)
+
+
+def prompt_spec(prompt: PromptConfig) -> PromptSpec:
+    """Read the files that the prompt's keys name.
+
+    A text file's final newline belongs to the file, not to the text.
+
+    Raises:
+        UsageError: a file cannot be read.
+    """
+    return PromptSpec(
+        column=prompt.column,
+        messages_column=prompt.messages_column,
+        token_ids_column=prompt.token_ids_column,
+        template=_text(prompt.template, prompt.template_file, "prompt.template_file"),
+        format=prompt.format.value,
+        system=_text(prompt.system, prompt.system_file, "prompt.system_file"),
+        shots=load_shots(Path(prompt.shots_file)) if prompt.shots_file else (),
+        answer_column=prompt.answer_column,
+        separator=prompt.separator,
+        answer_prefix=prompt.answer_prefix,
+    )
+
+
+def _text(text: str | None, file: str | None, key: str) -> str | None:
+    if file is None:
+        return text
+    try:
+        return Path(file).read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{key}={file} cannot be read: {error}") from error

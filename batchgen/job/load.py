@@ -1,0 +1,185 @@
+"""From the configuration to an engine: model, memory ledger, pool, scheduler."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from batchgen.config import Admission, Config, Preemption
+from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.loop import Engine
+from batchgen.engine.scheduler import (
+    AdmissionPolicy,
+    PreemptionPolicy,
+    Scheduler,
+    SchedulerLimits,
+)
+from batchgen.engine.stopping import StopRules
+from batchgen.engine.swap import SwapSpace
+from batchgen.errors import UsageError
+from batchgen.job.inputs import model_source
+from batchgen.runtime.executor import ModelExecutor
+from batchgen.runtime.kv_cache import KVCache, LayerGeometry, kv_bytes_per_token
+from batchgen.runtime.memory import (
+    GIB,
+    Ledger,
+    available_host_bytes,
+    blocks_in,
+    default_cpu_pool_bytes,
+    default_swap_bytes,
+    gpu_pool_bytes,
+)
+from batchgen.runtime.model import LoadedModel, load_model, resolve_device
+from batchgen.runtime.profile import activation_bytes
+
+# Tokens of a step: on a CPU about what keeps a layer's temporaries in the caches, on a
+# GPU enough to be bound by arithmetic.
+_CPU_STEP_TOKENS = 512
+_GPU_STEP_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine ready to run, and the ledger of its memory."""
+
+    engine: Engine
+    executor: ModelExecutor
+    ledger: Ledger
+    device: torch.device
+    dtype: torch.dtype
+
+
+def load_engine(config: Config) -> LoadedEngine:
+    """Load the model and build everything that runs it.
+
+    Raises:
+        UsageError: the model is refused, or memory leaves no room for a pool.
+    """
+    device = resolve_device(config.model.device)
+    loaded = load_model(
+        model_source(config),
+        dtype=config.model.dtype,
+        device=device,
+        max_model_len=config.model.max_model_len,
+    )
+    step_tokens = step_token_budget(config, device.type)
+    ledger = size_pool(config, loaded, step_tokens)
+    cache = KVCache(
+        loaded.layers,
+        ledger.num_blocks,
+        config.pool.block_size,
+        num_swap_blocks=ledger.num_swap_blocks,
+        dtype=loaded.model.dtype,
+        device=device,
+    )
+    scheduler = Scheduler(
+        BlockManager(
+            ledger.num_blocks,
+            config.pool.block_size,
+            prefix_caching=config.pool.prefix_caching,
+        ),
+        SwapSpace(ledger.num_swap_blocks),
+        StopRules(loaded.eos_token_ids),
+        SchedulerLimits(config.engine.max_num_seqs, step_tokens),
+        admission=admission_policy(config),
+        preemption=preemption_policy(config, ledger),
+        clock=time.perf_counter,
+    )
+    executor = ModelExecutor(loaded.model, cache)
+    engine = Engine(scheduler, executor, clock=time.perf_counter)
+    return LoadedEngine(engine, executor, ledger, device, loaded.model.dtype)
+
+
+def step_token_budget(config: Config, device_type: str) -> int:
+    """Give the tokens of a step; a decode step of all rows always fits by default."""
+    if config.engine.max_num_batched_tokens is not None:
+        return config.engine.max_num_batched_tokens
+    default = _CPU_STEP_TOKENS if device_type == "cpu" else _GPU_STEP_TOKENS
+    return max(default, config.engine.max_num_seqs)
+
+
+def admission_policy(config: Config) -> AdmissionPolicy:
+    """Give the admission policy; auto is ``prompt``."""
+    if config.engine.admission is Admission.worst_case:
+        return AdmissionPolicy.WORST_CASE
+    return AdmissionPolicy.PROMPT
+
+
+def preemption_policy(config: Config, ledger: Ledger) -> PreemptionPolicy:
+    """Give the preemption policy; auto swaps where there is a CPU pool to swap to."""
+    if config.engine.preemption is Preemption.recompute or not ledger.num_swap_blocks:
+        return PreemptionPolicy.RECOMPUTE
+    return PreemptionPolicy.SWAP
+
+
+def size_pool(config: Config, loaded: LoadedModel, step_tokens: int) -> Ledger:
+    """Count the blocks that memory holds.
+
+    Raises:
+        UsageError: there is no room for a single block.
+    """
+    device, pool = loaded.model.device, config.pool
+    per_token = kv_bytes_per_token(loaded.layers, loaded.model.dtype)
+    activations = 0
+    if device.type == "cuda":
+        activations = activation_bytes(
+            loaded,
+            num_tokens=step_tokens,
+            num_rows=config.engine.max_num_seqs,
+            block_size=pool.block_size,
+        )
+    num_blocks = pool.num_blocks
+    if num_blocks is None:
+        budget = _pool_budget(config, device, activations)
+        num_blocks = blocks_in(budget, per_token, pool.block_size)
+    if num_blocks < 1:
+        raise UsageError(
+            f"no memory is left for the KV pool: a block takes {per_token * pool.block_size:,} "
+            f"bytes; raise pool.gpu_memory_utilization or pool.cpu_memory_gib, or lower "
+            f"engine.max_num_batched_tokens"
+        )
+    return Ledger(
+        weights_bytes=loaded.weight_bytes,
+        activations_bytes=activations,
+        bytes_per_token=per_token,
+        block_size=pool.block_size,
+        num_blocks=num_blocks,
+        num_swap_blocks=_swap_blocks(config, per_token),
+    )
+
+
+def plan_ledger(config: Config, layers: list[LayerGeometry], dtype: torch.dtype) -> Ledger | None:
+    """Make the ledger for ``mode=plan``, which loads no weights.
+
+    Returns:
+        The ledger; None on a GPU without ``pool.num_blocks``, where only the loaded model
+        can say what is left.
+    """
+    device = resolve_device(config.model.device)
+    per_token = kv_bytes_per_token(layers, dtype)
+    num_blocks = config.pool.num_blocks
+    if num_blocks is None:
+        if device.type == "cuda":
+            return None
+        num_blocks = blocks_in(_pool_budget(config, device, 0), per_token, config.pool.block_size)
+    swap = _swap_blocks(config, per_token)
+    return Ledger(0, 0, per_token, config.pool.block_size, num_blocks, swap)
+
+
+def _pool_budget(config: Config, device: torch.device, activations: int) -> int:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return gpu_pool_bytes(total, total - free, activations, config.pool.gpu_memory_utilization)
+    if config.pool.cpu_memory_gib is not None:
+        return int(config.pool.cpu_memory_gib * GIB)
+    return default_cpu_pool_bytes(available_host_bytes())
+
+
+def _swap_blocks(config: Config, bytes_per_token: int) -> int:
+    pool = config.pool
+    if pool.swap_blocks is not None:
+        return pool.swap_blocks
+    wanted = default_swap_bytes(available_host_bytes())
+    if pool.swap_gib is not None:
+        wanted = min(int(pool.swap_gib * GIB), available_host_bytes() // 4)
+    return blocks_in(wanted, bytes_per_token, pool.block_size)

@@ -1,0 +1,120 @@
+"""The plan phase: which rows are left, their prompts on disk, the order they run in."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from batchgen.config import Config
+from batchgen.data.finished import FinishedRows
+from batchgen.data.output_dir import OutputDir
+from batchgen.data.reader import check_ids
+from batchgen.job.identity import fingerprint
+from batchgen.job.inputs import JobInputs
+from batchgen.prompts.plan import Plan, make_plan
+from batchgen.prompts.row_sampling import row_params
+from batchgen.prompts.store import PromptStore
+from batchgen.report.machine import versions
+
+Mask = npt.NDArray[np.bool_]
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """Prompts, what is left of them, and the plan over it.
+
+    Attributes:
+        store: all rows of the input, tokenised.
+        plan: over the rows that are left.
+        num_samples: [rows] output rows that each input row has where it is ok.
+        done: [rows] whether its output is there already.
+    """
+
+    store: PromptStore
+    plan: Plan
+    num_samples: Counts
+    done: Mask
+
+    def all_done(self, finished: FinishedRows) -> bool:
+        """Whether every input row has its output."""
+        return bool(_done(finished, self.store, self.num_samples).all())
+
+    @property
+    def total_rows(self) -> int:
+        """Output rows of the whole job."""
+        failed = np.ones(self.store.num_rows, dtype=np.bool_)
+        failed[self.store.good_rows] = False
+        return int(np.where(failed, 1, self.num_samples).sum())
+
+
+def open_output(
+    config: Config, inputs: JobInputs, output: OutputDir, resolved_yaml: str, device: str
+) -> FinishedRows:
+    """Check ids, compare fingerprints and read what is finished.
+
+    Raises:
+        UsageError: ids repeat, or the results there are another job's.
+    """
+    limit, id_column = config.input.limit, config.input.id_column
+    digest = check_ids(inputs.source, id_column=id_column, limit=limit)
+    output.begin(
+        fingerprint(config, inputs, device=device, id_digest=digest),
+        resume=config.output.resume.value,
+        details={"versions": versions(), "config": resolved_yaml},
+    )
+    finished = output.finished_rows(inputs.id_type)
+    if config.output.retry_errors and finished.num_errors:
+        output.begin_work()
+        output.discard_errors()
+        finished = output.finished_rows(inputs.id_type)
+    return finished
+
+
+def plan_job(
+    config: Config, inputs: JobInputs, output: OutputDir, finished: FinishedRows | None
+) -> JobPlan:
+    """Tokenise all rows, drop what is done, and plan the rest.
+
+    A row with only some of its samples is made again whole.
+
+    Args:
+        config: the job.
+        inputs: its opened inputs.
+        output: where the prompts are kept and ``_plan.json`` is written.
+        finished: what is there already; None to plan as if nothing were.
+    """
+    store = PromptStore.write(
+        output.path / "_plan" / "prompts.arrow",
+        inputs.id_type,
+        inputs.prompts(id_column=config.input.id_column, limit=config.input.limit),
+    )
+    params = row_params(store.sampling_params, inputs.sampling)
+    num_samples = np.array([each.n for each in params], dtype=np.int64)
+    done = np.zeros(store.num_rows, dtype=np.bool_)
+    if finished is not None:
+        done = _done(finished, store, num_samples)
+        begun = _done(finished, store, np.ones_like(num_samples)) & ~done
+        if begun.any():
+            output.begin_work()
+            output.discard_ids(_ids(store).filter(pa.array(begun)))
+    plan = make_plan(
+        store,
+        inputs.sampling,
+        max_model_len=inputs.limits.max_model_len,
+        block_size=config.pool.block_size,
+        prefix_caching=config.pool.prefix_caching,
+        order=config.schedule.order.value,
+        done=done,
+    )
+    output.write_json("_plan.json", plan.to_json())
+    return JobPlan(store, plan, num_samples, done)
+
+
+def _done(finished: FinishedRows, store: PromptStore, num_samples: Counts) -> Mask:
+    return finished.done(_ids(store), num_samples)
+
+
+def _ids(store: PromptStore) -> pa.Array:
+    return pa.concat_arrays(store.row_ids.chunks or [pa.array([], store.row_ids.type)])

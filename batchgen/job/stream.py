@@ -1,0 +1,181 @@
+"""Planned rows in, requests out; finished requests in, output rows out."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from batchgen.data.schema import RowResult
+from batchgen.engine.request import BlockAccount, Request, noise_key
+from batchgen.errors import RowError
+from batchgen.prompts.plan import Plan
+from batchgen.prompts.row_sampling import row_params
+from batchgen.prompts.store import PromptStore
+from batchgen.prompts.tokenizer import Tokenizer
+from batchgen.runtime.detokenize import StopStringMatcher, generated_text, text_until_stop
+from batchgen.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """An output row that a request's result is for.
+
+    Attributes:
+        row: the store row.
+        sample_index: which of its samples.
+        is_duplicate: the result was computed for another row.
+    """
+
+    row: int
+    sample_index: int
+    is_duplicate: bool
+
+
+class RequestStream:
+    """The requests of a plan, in its order, and the rows each of them answers."""
+
+    def __init__(
+        self,
+        store: PromptStore,
+        plan: Plan,
+        sampling: SamplingParams,
+        tokenizer: Tokenizer | None,
+        max_model_len: int,
+        block_size: int,
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._ids = store.row_ids
+        self._params = row_params(store.sampling_params, sampling)
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._block_size = block_size
+        self._receivers: dict[int, list[Receiver]] = {}
+        self._next_id = 0
+
+    def requests(self) -> Iterator[Request]:
+        """Yield the requests one by one; a row's samples stand together."""
+        for row in self._plan.order.tolist():
+            params = self._params[row]
+            if params.is_greedy:
+                yield self._request(row, 0, self._greedy_receivers(row))
+                continue
+            for sample in range(params.n):
+                yield self._request(row, sample, [Receiver(row, sample, is_duplicate=False)])
+
+    def results(self, request: Request, started: float) -> Iterator[RowResult]:
+        """Yield the output rows of a finished request.
+
+        Args:
+            request: ended, whatever ended it.
+            started: when the run's first step began, on the engine's clock, in seconds.
+        """
+        receivers = self._receivers.pop(request.request_id)
+        if request.error is not None:
+            rows = dict.fromkeys(receiver.row for receiver in receivers)
+            yield from (self.error_result(row, request.error) for row in rows)
+            return
+        text = self._text(request)
+        for receiver in receivers:
+            yield self._result(request, receiver, text, started)
+
+    def error_result(self, row: int, error: RowError) -> RowResult:
+        """Make the output row of a store row that failed."""
+        return RowResult(
+            id=self._row_id(row),
+            row_index=int(self._store.row_index[row]),
+            sample_index=0,
+            status="error",
+            finish_reason="error",
+            error_type=error.type.value,
+            error_message=error.message,
+            prompt_tokens=int(self._store.lengths[row]) or None,
+        )
+
+    def planning_errors(self, done: npt.NDArray[np.bool_]) -> Iterator[RowResult]:
+        """Yield the output rows of rows that failed before the run and have none yet."""
+        for row, error in self._store.errors():
+            if not done[row]:
+                yield self.error_result(row, error)
+
+    def _greedy_receivers(self, row: int) -> list[Receiver]:
+        rows = [row, *self._plan.duplicates.get(row, ())]
+        return [
+            Receiver(each, sample, is_duplicate=each != row or sample > 0)
+            for each in rows
+            for sample in range(self._params[each].n)
+        ]
+
+    def _request(self, row: int, sample: int, receivers: list[Receiver]) -> Request:
+        params = self._params[row]
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        self._receivers[request_id] = receivers
+        return Request.create(
+            request_id,
+            self._store.ids(row).tolist(),
+            params,
+            max_model_len=self._max_model_len,
+            noise_key=noise_key(params.seed, self._row_id(row), sample),
+            text_stop=self._text_stop(params),
+        )
+
+    def _text_stop(self, params: SamplingParams) -> StopStringMatcher | None:
+        if self._tokenizer is None or not params.stop:
+            return None
+        return StopStringMatcher(self._tokenizer, params.stop)
+
+    def _text(self, request: Request) -> str | None:
+        if self._tokenizer is None:
+            return None
+        params, stop = request.params, request.stop_reason
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        output = request.output_token_ids
+        if stop is not None and request.stopped_by_text:
+            return text_until_stop(
+                self._tokenizer,
+                prompt,
+                output,
+                stop,
+                skip_special_tokens=params.skip_special_tokens,
+                include_stop=params.include_stop_str_in_output,
+            )
+        return generated_text(
+            self._tokenizer, prompt, output, skip_special_tokens=params.skip_special_tokens
+        )
+
+    def _result(
+        self, request: Request, receiver: Receiver, text: str | None, started: float
+    ) -> RowResult:
+        times = request.timeline
+        assert times.admitted is not None
+        assert times.first_token is not None
+        assert times.finished is not None
+        assert request.finish_reason is not None
+        # A duplicate computed nothing: all of its prompt was there, and no block was its.
+        account = request.account
+        prompt_blocks = -(-request.num_prompt_tokens // self._block_size)
+        if receiver.is_duplicate:
+            account = BlockAccount(cached_tokens=request.num_prompt_tokens)
+            prompt_blocks = 0
+        return RowResult(
+            id=self._row_id(receiver.row),
+            row_index=int(self._store.row_index[receiver.row]),
+            sample_index=receiver.sample_index,
+            status="ok",
+            generated_text=text,
+            output_token_ids=request.output_token_ids,
+            finish_reason=request.finish_reason.value,
+            stop_reason=request.stop_reason,
+            prompt_tokens=request.num_prompt_tokens,
+            completion_tokens=request.num_output_tokens,
+            prompt_blocks=prompt_blocks,
+            **asdict(account),
+            queue_time_ms=1000 * (times.admitted - started),
+            time_to_first_token_ms=1000 * (times.first_token - times.admitted),
+            generation_time_ms=1000 * (times.finished - times.admitted),
+        )
+
+    def _row_id(self, row: int) -> int | str:
+        row_id: int | str = self._ids[row].as_py()
+        return row_id

@@ -1,0 +1,122 @@
+"""`_summary.json`: what the run did, what it cost, and what sharing saved."""
+
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import torch
+
+from batchgen.data.output_dir import OutputDir
+from batchgen.job.load import LoadedEngine
+from batchgen.job.planning import JobPlan
+from batchgen.report.machine import nvml_memory, peak_rss_bytes, versions
+from batchgen.report.percentiles import Percentiles
+
+
+def output_totals(output: OutputDir) -> dict[str, Any]:
+    """Count the output as it stands on disk, earlier runs' rows included."""
+    columns = ["status", "error_type", "finish_reason", "prompt_tokens", "completion_tokens"]
+    parts = [str(path) for path in output.parts]
+    rows = ok = prompt_tokens = completion_tokens = 0
+    errors: dict[str, int] = {}
+    reasons: dict[str, int] = {}
+    for batch in ds.dataset(parts, format="parquet").to_batches(columns=columns):
+        is_ok = pc.equal(batch.column("status"), "ok")
+        rows += batch.num_rows
+        ok += pc.sum(is_ok).as_py() or 0
+        _count(errors, batch.column("error_type"))
+        _count(reasons, batch.column("finish_reason"))
+        prompt_tokens += pc.sum(batch.column("prompt_tokens").filter(is_ok)).as_py() or 0
+        completion_tokens += pc.sum(batch.column("completion_tokens")).as_py() or 0
+    return {
+        "rows": rows,
+        "ok": ok,
+        "errors": errors,
+        "finish_reasons": reasons,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+    }
+
+
+def plan_figures(planned: JobPlan) -> dict[str, Any]:
+    """Give the plan's figures; they are about the rows of this run."""
+    plan = planned.plan
+    return {
+        "resumed_rows": int(planned.done.sum()),
+        "requests": plan.requests,
+        "duplicates": plan.num_duplicates,
+        "prefill_tokens_floor": plan.prefill_tokens_floor,
+        "prefill_tokens_floor_block": plan.prefill_tokens_floor_block,
+        "expected_prefill_tokens": plan.expected_prefill_tokens,
+    }
+
+
+def engine_figures(loaded: LoadedEngine, ttft_ms: Percentiles, generate_s: float) -> dict[str, Any]:
+    """Give what the engine counted in this run; times in seconds unless named otherwise."""
+    stats, counters = loaded.engine.stats, loaded.engine.scheduler.counters
+    block_bytes = loaded.ledger.bytes_per_block
+    computed = counters.prefill_tokens + counters.recomputed_tokens + counters.decode_tokens
+    sampled = counters.sampled_tokens
+    return {
+        "prefill_tokens_computed": counters.prefill_tokens,
+        "recomputed_tokens": counters.recomputed_tokens,
+        "generated_tokens": sampled,
+        "steps": stats.steps,
+        "decode_steps": stats.decode_steps,
+        "prefill_s": stats.prefill_s,
+        "decode_s": stats.decode_s,
+        "scheduler_s": stats.scheduler_s,
+        "preemption_s": stats.recompute_s + loaded.executor.swap_s,
+        "computed_tokens_per_s": computed / generate_s if generate_s else None,
+        "generated_tokens_per_s": sampled / generate_s if generate_s else None,
+        "ttft_ms": {f"p{percent}": ttft_ms.at(percent) for percent in (50, 90, 99)},
+        "mean_running_rows": _ratio(stats.row_steps, stats.steps),
+        "kv_blocks_read": stats.kv_blocks_read,
+        "peak_blocks": {
+            "owned": stats.peak.owned,
+            "cached": stats.peak.cached,
+            "free": stats.peak.free,
+        },
+        "logical_over_physical_blocks": {
+            "mean": _ratio(stats.logical_blocks, stats.physical_blocks),
+            "peak": stats.peak_sharing or None,
+        },
+        "evicted_blocks": loaded.engine.scheduler.blocks.pool.num_evictions,
+        "preemptions": counters.preemptions,
+        "swap_out_bytes": counters.swapped_out_blocks * block_bytes,
+        "swap_in_bytes": counters.swapped_in_blocks * block_bytes,
+    }
+
+
+def memory_figures(loaded: LoadedEngine) -> dict[str, Any]:
+    """Give pool sizes and peaks, in bytes."""
+    ledger, device = loaded.ledger, loaded.device
+    on_gpu = device.type == "cuda"
+    return {
+        "pool_bytes": ledger.pool_bytes,
+        "pool_blocks": ledger.num_blocks,
+        "swap_blocks": ledger.num_swap_blocks,
+        "block_size": ledger.block_size,
+        "kv_bytes_per_token": ledger.bytes_per_token,
+        "weight_bytes": ledger.weights_bytes,
+        "peak_memory_bytes": (
+            torch.cuda.max_memory_allocated(device) if on_gpu else peak_rss_bytes()
+        ),
+        "nvml": nvml_memory(device.index or 0) if on_gpu else None,
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+    }
+
+
+def machine_figures() -> dict[str, Any]:
+    """Give the versions that the results were made with."""
+    return {"versions": versions(), "threads": torch.get_num_threads()}
+
+
+def _count(counts: dict[str, int], column: Any) -> None:
+    for entry in pc.value_counts(column.drop_null()).to_pylist():
+        counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,49 @@
+"""What the machine says of itself: versions, device, memory in use."""
+
+import importlib.metadata
+import platform
+import resource
+import sys
+from typing import Any
+
+_PACKAGES = ("batchgen", "torch", "transformers", "triton", "pyarrow", "tokenizers", "numpy")
+
+
+def versions() -> dict[str, str | None]:
+    """Give the versions of Python and of the packages that results depend on."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def peak_rss_bytes() -> int:
+    """Give the most host memory this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def nvml_memory(index: int) -> dict[str, Any] | None:
+    """Give a card's name and memory as the driver counts it, other processes included.
+
+    Returns:
+        name, used_bytes and total_bytes; None where there is no NVIDIA driver.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        name = pynvml.nvmlDeviceGetName(handle)
+        return {"name": name, "used_bytes": memory.used, "total_bytes": memory.total}
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,63 @@
+"""Measuring what a full step takes on a GPU beside weights and pool."""
+
+from array import array
+
+import numpy as np
+import torch
+
+from batchgen.engine.step import Sample, StepPlan
+from batchgen.runtime.executor import ModelExecutor
+from batchgen.runtime.kv_cache import KVCache
+from batchgen.runtime.model import LoadedModel
+from batchgen.sampling import SamplingParams
+
+
+def full_step(num_tokens: int, num_rows: int, block_size: int) -> StepPlan:
+    """Make the plan of the largest step: one long prompt, all other rows decoding.
+
+    Every row samples, so the logits are the largest too. All rows use the same blocks:
+    what they compute means nothing.
+    """
+    num_rows = min(num_rows, num_tokens)
+    lengths = np.ones(num_rows, dtype=np.int64)
+    lengths[0] = num_tokens - num_rows + 1
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    positions = np.arange(num_tokens) - np.repeat(starts[:-1], lengths)
+    width = -(-int(lengths[0]) // block_size)
+    params = SamplingParams(temperature=1.0, top_p=0.9)
+    samples = tuple(Sample(row, params, 0, 0, array("i"), 0, ()) for row in range(num_rows))
+    return StepPlan(
+        step=0,
+        token_ids=np.zeros(num_tokens, dtype=np.int64),
+        positions=positions,
+        slots=positions,
+        query_starts=starts,
+        context_lens=lengths,
+        block_tables=np.tile(np.arange(width, dtype=np.int32), (num_rows, 1)),
+        samples=samples,
+        swap_out=np.zeros((0, 2), dtype=np.int64),
+        swap_in=np.zeros((0, 2), dtype=np.int64),
+    )
+
+
+def activation_bytes(
+    loaded: LoadedModel, *, num_tokens: int, num_rows: int, block_size: int
+) -> int:
+    """Run the largest step once on the GPU and give the peak above what was held before."""
+    device = loaded.model.device
+    num_tokens = min(num_tokens, loaded.max_model_len)
+    cache = KVCache(
+        loaded.layers,
+        -(-num_tokens // block_size),
+        block_size,
+        num_swap_blocks=0,
+        dtype=loaded.model.dtype,
+        device=device,
+    )
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    ModelExecutor(loaded.model, cache).execute(full_step(num_tokens, num_rows, block_size))
+    peak = torch.cuda.max_memory_allocated(device) - before
+    del cache
+    torch.cuda.empty_cache()
+    return peak

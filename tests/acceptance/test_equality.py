@@ -1,0 +1,127 @@
+"""Greedy tokens of the real model against transformers' ``generate``, batch of 1, fp32.
+
+The full size is ``pytest tests/acceptance --equality-rows 64 --new-tokens 64``.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from batchgen.engine.scheduler import PreemptionPolicy
+from batchgen.runtime.model import LoadedModel, ModelSource, load_model
+from batchgen.sampling import SamplingParams
+from tests.drive import make_engine, make_requests, make_scheduler, run_all
+from tests.realdata import real_prompt_ids
+
+# Two logits closer than this may change places by rounding alone.
+NEAR_TIE = 1e-4
+
+
+@dataclass
+class Reference:
+    """What ``generate`` gave, and the model to look at a difference with."""
+
+    model: Any
+    prompts: list[list[int]]
+    outputs: list[list[int]]
+    new_tokens: int
+    near_ties: list[str] = field(default_factory=list)
+
+    def compare(self, outputs: list[list[int]]) -> None:
+        """Fail on the first difference that does not start at a near-tie."""
+        for row, (ours, theirs) in enumerate(zip(outputs, self.outputs, strict=True)):
+            if ours == theirs:
+                continue
+            at = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+            ids = torch.tensor([self.prompts[row] + theirs[:at]])
+            with torch.inference_mode():
+                logits = self.model(input_ids=ids).logits[0, -1]
+            gap = abs(logits[ours[at]] - logits[theirs[at]]).item()
+            assert gap < NEAR_TIE, f"row {row} differs at token {at}, the logits by {gap}"
+            self.near_ties.append(f"row {row} token {at}: logits {gap:.1e} apart")
+
+
+@pytest.fixture(scope="module")
+def reference(request: pytest.FixtureRequest, smollm2_dir: Path) -> Reference:
+    """Run ``generate`` once for every prompt, without its own end of sequence."""
+    rows, new_tokens = (
+        request.config.getoption(name) for name in ("--equality-rows", "--new-tokens")
+    )
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
+    model = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32).eval()
+    prompts = real_prompt_ids(tokenizer, count=rows)
+    assert min(map(len, prompts)) == 1
+    outputs = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=new_tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        outputs.append(out[0, len(prompt) :].tolist())
+    return Reference(model, prompts, outputs, new_tokens)
+
+
+@pytest.fixture(scope="module")
+def loaded(smollm2_dir: Path) -> LoadedModel:
+    """The same model with our attention."""
+    return load_model(
+        ModelSource(str(smollm2_dir)),
+        dtype="float32",
+        device=torch.device("cpu"),
+        max_model_len=None,
+    )
+
+
+def _run(reference: Reference, loaded: LoadedModel, scheduler: Any, order: str = "prefix") -> Any:
+    params = SamplingParams(max_tokens=reference.new_tokens, ignore_eos=True)
+    requests = make_requests(reference.prompts, params)
+    ordered = (
+        sorted(requests, key=lambda r: r.token_ids.tolist()) if order == "prefix" else requests
+    )
+    finished = run_all(make_engine(loaded, scheduler), ordered)
+    reference.compare([request.output_token_ids for request in finished])
+    print(f"\n{len(finished)} rows equal; near-ties: {reference.near_ties or 'none'}")
+    return scheduler.counters
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 32])
+def test_tokens_equal_generate_at_any_block_size(reference, loaded, block_size: int) -> None:
+    _run(reference, loaded, make_scheduler(80_000 // block_size, block_size, budget=512))
+
+
+def test_tokens_equal_generate_without_the_prefix_cache(reference, loaded) -> None:
+    _run(reference, loaded, make_scheduler(5000, 16, budget=512, prefix_caching=False))
+
+
+def test_tokens_equal_generate_in_input_order(reference, loaded) -> None:
+    _run(reference, loaded, make_scheduler(5000, 16, budget=512), order="input")
+
+
+def test_tokens_equal_generate_in_chunks_of_64(reference, loaded) -> None:
+    _run(reference, loaded, make_scheduler(5000, 16, budget=64))
+
+
+@pytest.mark.parametrize("preemption", PreemptionPolicy)
+def test_tokens_equal_generate_when_rows_are_preempted(reference, loaded, preemption) -> None:
+    longest = max(map(len, reference.prompts)) + reference.new_tokens
+    # Just the longest row in small blocks, and no cache: rows must leave and come back.
+    scheduler = make_scheduler(
+        -(-longest // 4), 4, budget=512, swap_blocks=800, preemption=preemption,
+        prefix_caching=False,
+    )  # fmt: skip
+    counters = _run(reference, loaded, scheduler)
+    assert counters.preemptions > 0
+    if preemption is PreemptionPolicy.SWAP:
+        assert counters.swapped_in_blocks > 0
+    else:
+        assert counters.recomputed_tokens > 0

@@ -1,0 +1,46 @@
+"""The README's worked examples are what the code does."""
+
+import pyarrow as pa
+import pytest
+from transformers import AutoTokenizer
+
+from batchgen.prompts.render import PromptSpec, Renderer
+from batchgen.prompts.tokenizer import render_chat
+from tests.realdata import ROOT
+
+README = (ROOT / "README.md").read_text("utf-8")
+SHOTS = [{"text": "nothing but hassle.", "answer": "negative"}]
+TEMPLATE = "Review: {{ text }}\nSentiment:\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_dir):
+    return AutoTokenizer.from_pretrained(smollm2_dir)
+
+
+def _prompt(spec, column, value, tokenizer):
+    table = pa.table({column: [value]})
+    (prompt,) = Renderer(spec, table.schema, tokenizer).render(table.to_batches()[0])
+    return prompt
+
+
+@pytest.mark.parametrize("prompt_format", ["plain", "chat", "auto"])
+def test_the_template_example_renders_as_shown(prompt_format, tokenizer):
+    spec = PromptSpec(
+        template=TEMPLATE, format=prompt_format, system="Label each review.", shots=SHOTS
+    )
+    prompt = _prompt(spec, "text", "works as promised.", tokenizer)
+    is_plain = prompt_format == "plain"
+    text = prompt.text if is_plain else render_chat(tokenizer, prompt.messages)
+    assert f"```\n{text.rstrip()}\n```" in README
+
+
+def test_the_messages_example_renders_as_shown(tokenizer):
+    messages = [{"role": "user", "content": "Name a river in France."}]
+    prompt = _prompt(PromptSpec(), "messages", messages, tokenizer)
+    assert f"\n\n{render_chat(tokenizer, prompt.messages).rstrip()}\n```" in README
+
+
+def test_the_token_ids_are_those_of_the_prompt_example(tokenizer):
+    ids = tokenizer("The capital of France is")["input_ids"]
+    assert f'"prompt_token_ids": {ids}' in README
