@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from batchgen.config import Admission, Config, Preemption
 from batchgen.engine.block_manager import BlockManager
@@ -56,6 +57,8 @@ def load_engine(config: Config) -> LoadedEngine:
         UsageError: the model is refused, or memory leaves no room for a pool.
     """
     device = resolve_device(config.model.device)
+    # The phase is named already; a second bar would only break the log into pieces.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     loaded = load_model(
         model_source(config),
         dtype=config.model.dtype,

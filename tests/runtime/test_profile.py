@@ -1,0 +1,32 @@
+"""The largest step, whose memory is measured on a GPU, is a step like any other."""
+
+from pathlib import Path
+
+import torch
+
+from batchgen.runtime.executor import ModelExecutor
+from batchgen.runtime.kv_cache import KVCache
+from batchgen.runtime.model import ModelSource, load_model
+from batchgen.runtime.profile import full_step
+from tests.tiny_models import save
+
+
+def test_the_largest_step_fills_the_budget_and_samples_every_row(tmp_path: Path) -> None:
+    plan = full_step(num_tokens=40, num_rows=8, block_size=4)
+    assert (plan.num_tokens, plan.num_rows, len(plan.samples)) == (40, 8, 8)
+    loaded = load_model(
+        ModelSource(str(save("llama", tmp_path))),
+        dtype="float32",
+        device=torch.device("cpu"),
+        max_model_len=None,
+    )
+    cache = KVCache(
+        loaded.layers, 10, 4, num_swap_blocks=0, dtype=torch.float32, device=torch.device("cpu")
+    )
+    tokens = ModelExecutor(loaded.model, cache).execute(plan)
+    assert len(tokens) == 8
+    assert None not in tokens
+
+
+def test_more_rows_than_tokens_make_one_row_a_token() -> None:
+    assert full_step(num_tokens=3, num_rows=8, block_size=4).num_rows == 3
