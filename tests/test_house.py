@@ -1,0 +1,63 @@
+"""The floors of the house: which package may import which."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "batchgen"
+
+# The slab that every room stands on.
+SLAB = {"errors", "sampling"}
+ALLOWED = {
+    "errors": set(),
+    "sampling": set(),
+    "config": SLAB,
+    "data": SLAB,
+    "prompts": SLAB,
+    "report": SLAB,
+    "kernels": SLAB,
+    "engine": SLAB,
+    "runtime": SLAB | {"kernels", "engine.step"},
+    "job": SLAB | {"config", "data", "prompts", "report", "engine", "runtime"},
+    "run": SLAB | {"config", "data", "prompts", "report", "runtime", "job"},
+    "cli": SLAB | {"config", "run"},
+    "__main__": {"cli"},
+}
+
+
+def _room(file: Path) -> str:
+    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def _imports(file: Path) -> set[str]:
+    """Modules of ours that a file imports, without the leading package name."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name.removeprefix("batchgen.") for name in names if name.startswith("batchgen.")}
+
+
+_FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+
+
+@pytest.mark.parametrize("file", _FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_arrow_runs_up_or_across(file: Path) -> None:
+    room = _room(file)
+    allowed = ALLOWED[room] | {room}
+    for name in _imports(file):
+        assert any(name == each or name.startswith(f"{each}.") for each in allowed), (
+            f"{file.name} imports {name}"
+        )
+
+
+def test_no_two_files_import_each_other() -> None:
+    arrows = {
+        str(file.relative_to(PACKAGE).with_suffix("")).replace("/", "."): _imports(file)
+        for file in _FILES
+    }
+    mutual = [(a, b) for a, names in arrows.items() for b in names if a in arrows.get(b, ())]
+    assert not mutual
