@@ -56,15 +56,32 @@ def load_engine(config: Config) -> LoadedEngine:
     Raises:
         UsageError: the model is refused, or memory leaves no room for a pool.
     """
-    device = resolve_device(config.model.device)
+    return build_engine(config, load_job_model(config))
+
+
+def load_job_model(config: Config) -> LoadedModel:
+    """Load the job's model, with our attention in it.
+
+    Raises:
+        UsageError: the model is refused.
+    """
     # The phase is named already; a second bar would only break the log into pieces.
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    loaded = load_model(
+    return load_model(
         model_source(config),
         dtype=config.model.dtype,
-        device=device,
+        device=resolve_device(config.model.device),
         max_model_len=config.model.max_model_len,
     )
+
+
+def build_engine(config: Config, loaded: LoadedModel) -> LoadedEngine:
+    """Build everything that runs a loaded model; several engines can share one.
+
+    Raises:
+        UsageError: memory leaves no room for a pool.
+    """
+    device = loaded.model.device
     step_tokens = step_token_budget(config, device.type)
     ledger = size_pool(config, loaded, step_tokens)
     cache = KVCache(
