@@ -14,12 +14,13 @@ from batchgen.data.schema import output_schema
 from batchgen.data.writer import PartWriter
 from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError
 from batchgen.job.inputs import JobInputs, model_source
-from batchgen.job.interrupts import Interrupts
+from batchgen.job.interrupts import Interrupts, StopRequested
 from batchgen.job.load import LoadedEngine, load_engine, plan_ledger
 from batchgen.job.planning import JobPlan, open_output, plan_job
 from batchgen.job.stream import RequestStream
 from batchgen.job.summary import (
     engine_figures,
+    is_finished,
     machine_figures,
     memory_figures,
     output_totals,
@@ -99,6 +100,7 @@ class _Job:
     interrupts: Interrupts
     ttft_ms: Percentiles = field(default_factory=Percentiles)
     figures: dict[str, Any] = field(default_factory=dict)
+    write_s: float = 0.0
     rows_put: int = 0
     errors_put: int = 0
 
@@ -110,11 +112,12 @@ class _Job:
         with OutputDir(config.output.dir, overwrite=config.output.overwrite) as output:
             with self.progress.phase("plan"):
                 finished = open_output(config, inputs, output, self.resolved_yaml, device)
-                if output.is_complete:
+                if is_finished(output, finished, config.output.order):
                     self.progress.say(f"all {finished.num_rows} rows are in {output.path} already")
-                    return self._exit_code(len(finished.error_row_indices), finished.num_rows)
+                    return self._exit_code(len(finished.error_row_indices), inputs.num_rows)
                 planned = plan_job(config, inputs, output, finished)
                 self.progress.say(planned.plan.describe())
+            self.interrupts.check()
             self._generate(inputs, planned, output)
             return self._finish(inputs, planned, output, started)
 
@@ -128,29 +131,46 @@ class _Job:
             inputs.limits.max_model_len,
             block_size,
         )
+        loaded = self._load(planned) if len(planned.plan.order) else None
         output.begin_work()
         schema = output_schema(inputs.id_type)
         try:
-            with PartWriter(
-                output.path, schema, rows_per_part=config.output.rows_per_part
-            ) as writer:
+            # Held until the writer has closed: its pending rows are finished work.
+            with (
+                self.interrupts.held(),
+                PartWriter(
+                    output.path, schema, rows_per_part=config.output.rows_per_part
+                ) as writer,
+            ):
                 for row in stream.planning_errors(planned.done):
                     self._put(writer, row)
-                if len(planned.plan.order):
-                    self._run_engine(stream, planned, writer)
-        except JobInterruptedError as error:
+                    self.interrupts.check()
+                if loaded is not None:
+                    self._run_engine(loaded, stream, planned, writer)
+            self.interrupts.check()
+        except StopRequested as error:
             left = planned.total_rows - output.finished_rows(inputs.id_type).num_rows
             raise JobInterruptedError(
                 f"{error}; {left} of {planned.total_rows} rows are left, the finished ones are "
                 f"in {output.path}; run the same command again to go on"
             ) from error
-        self.figures["write_s"] = writer.stats.write_s
+        generate_s = self.progress.phase_s.get("generate", 0.0)
+        self.write_s = writer.stats.write_s
+        self.figures = {
+            **engine_figures(loaded, self.ttft_ms, generate_s),
+            **memory_figures(loaded),
+        }
 
-    def _run_engine(self, stream: RequestStream, planned: JobPlan, writer: PartWriter) -> None:
+    def _load(self, planned: JobPlan) -> LoadedEngine:
         with self.progress.phase("load"):
             loaded = load_engine(self.config)
             self.progress.say(_describe_ledger(loaded.ledger, planned))
-        with self.progress.phase("generate"), self.interrupts.between_steps():
+        return loaded
+
+    def _run_engine(
+        self, loaded: LoadedEngine, stream: RequestStream, planned: JobPlan, writer: PartWriter
+    ) -> None:
+        with self.progress.phase("generate"):
             started = time.perf_counter()
             for finished in loaded.engine.run(stream.requests()):
                 for request in finished:
@@ -159,8 +179,6 @@ class _Job:
                 self.progress.update(lambda: self._snapshot(loaded, planned))
                 self.interrupts.check()
             self.progress.update(lambda: self._snapshot(loaded, planned), last=True)
-        generate_s = self.progress.phase_s["generate"]
-        self.figures |= engine_figures(loaded, self.ttft_ms, generate_s) | memory_figures(loaded)
 
     def _put(self, writer: PartWriter, row: Any) -> None:
         writer.put(row)
@@ -177,7 +195,7 @@ class _Job:
         prefill_left = max(0, plan.expected_prefill_tokens - counters.prefill_tokens)
         admitted = counters.prefill_tokens + counters.cached_tokens
         return Snapshot(
-            rows=self.rows_put + int(planned.done.sum()),
+            rows=self.rows_put + planned.done_rows,
             total_rows=planned.total_rows,
             errors=self.errors_put,
             prefill_tokens=counters.prefill_tokens,
@@ -208,13 +226,13 @@ class _Job:
             output.write_json("_summary.json", summary)
             output.mark_success()
         self.progress.say(_closing_lines(summary, output.path))
-        failed = len(finished.error_row_indices)
-        return self._exit_code(failed, planned.store.num_rows)
+        return self._exit_code(len(finished.error_row_indices), inputs.num_rows)
 
     def _summary(self, planned: JobPlan, output: OutputDir, started: float) -> dict[str, Any]:
         phases = self.progress.phase_s
         return {
             **output_totals(output),
+            "output_order": self.config.output.order.value,
             **plan_figures(planned),
             **self.figures,
             "wall_s": time.perf_counter() - started,
@@ -222,7 +240,7 @@ class _Job:
                 "load_s": phases.get("load", 0.0),
                 "plan_s": phases["plan"],
                 "generate_s": phases.get("generate", 0.0),
-                "write_s": self.figures["write_s"],
+                "write_s": self.write_s,
             },
             **machine_figures(),
         }
@@ -240,7 +258,7 @@ class _Job:
 def _closing_lines(summary: dict[str, Any], path: Path) -> str:
     failed = sum(summary["errors"].values())
     lines = [f"done: {summary['rows']} rows in {path}, {summary['ok']} ok, {failed} failed"]
-    if "prefill_tokens_computed" in summary:
+    if summary["steps"]:
         lines.append(
             f"prefill: {summary['prefill_tokens_computed']:,} tokens computed; floor "
             f"{summary['prefill_tokens_floor_block']:,} by blocks, "

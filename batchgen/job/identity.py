@@ -40,7 +40,7 @@ def fingerprint(config: Config, inputs: JobInputs, *, device: str, id_digest: st
         "prompt": {**spec, "shots": _digest(shots), "source": inputs.renderer.source.value},
         "sampling": asdict(inputs.sampling),
         "input": {
-            "files": inputs.source.identity(),
+            "files": _input_files(inputs),
             "id_column": config.input.id_column,
             "limit": config.input.limit,
             "ids": id_digest,
@@ -57,6 +57,12 @@ def _model_files(path: str, revision: str | None, model_config: Any) -> dict[str
         return {file.name: file_digest(file) for file in sorted(files)}
     commit = getattr(model_config, "_commit_hash", None)
     return {"hub": path, "revision": revision, "commit": commit}
+
+
+def _input_files(inputs: JobInputs) -> dict[str, Any]:
+    """Give the input's files in their order; an edit may leave a file's size as it was."""
+    files = zip(inputs.source.files, inputs.source.identity(), strict=True)
+    return {file.name: {**identity, "digest": file_digest(file.path)} for file, identity in files}
 
 
 def _tokenizer_files(config: Config) -> dict[str, Any] | None:

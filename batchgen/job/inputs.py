@@ -27,6 +27,7 @@ class JobInputs:
     Attributes:
         source: the input files.
         id_type: Arrow type of the ids.
+        num_rows: input rows that the job takes.
         tokenizer: the model's, or None where it has none and the rows are token ids.
         limits: what the model can take.
         renderer: rows to prompts.
@@ -36,6 +37,7 @@ class JobInputs:
 
     source: InputSource
     id_type: pa.DataType
+    num_rows: int
     tokenizer: Tokenizer | None
     limits: Limits
     renderer: Renderer
@@ -65,6 +67,7 @@ class JobInputs:
         return cls(
             source=source,
             id_type=id_type(source, config.input.id_column),
+            num_rows=min(source.num_rows, config.input.limit or source.num_rows),
             tokenizer=tokenizer,
             limits=Limits(
                 max_model_len=resolve_max_model_len(model_config, config.model.max_model_len),

@@ -11,12 +11,21 @@ from batchgen.errors import JobInterruptedError
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Interrupts:
-    """Turns signals into :class:`JobInterruptedError` while the context is open.
+class StopRequested(KeyboardInterrupt):
+    """A signal came.
 
-    Everywhere but in :meth:`between_steps` the error is raised where the signal arrives:
-    loading and planning leave nothing behind. There the first signal only sets a flag, so
-    that a step's tokens are not lost half-way; a second one raises at once.
+    Not an ``Exception``: it may come up anywhere, and code that turns what fails into a
+    bad row or a bad model must not take it for that.
+    """
+
+
+class Interrupts:
+    """Turns signals into :class:`StopRequested` while the context is open.
+
+    Everywhere but in :meth:`held` it is raised where the signal arrives: loading and
+    planning leave nothing behind. There the first signal only sets a flag, so that a
+    step's tokens are not lost half-way; a second one raises at once. What leaves the
+    context is a :class:`JobInterruptedError`.
     """
 
     def __init__(self) -> None:
@@ -37,10 +46,12 @@ class Interrupts:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if isinstance(error, StopRequested):
+            raise JobInterruptedError(f"{error}; run the same command again to go on") from error
 
     @contextmanager
-    def between_steps(self) -> Iterator[None]:
-        """Hold signals back until :meth:`check`."""
+    def held(self) -> Iterator[None]:
+        """Hold a signal back until :meth:`check`."""
         self._defer = True
         try:
             yield
@@ -51,10 +62,10 @@ class Interrupts:
         """Raise if a signal has come.
 
         Raises:
-            JobInterruptedError: it has.
+            StopRequested: it has.
         """
         if self._name is not None:
-            raise JobInterruptedError(f"stopped by {self._name}")
+            raise StopRequested(f"stopped by {self._name}")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame

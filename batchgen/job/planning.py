@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from batchgen.config import Config
+from batchgen.data.files import OutputError
 from batchgen.data.finished import FinishedRows
 from batchgen.data.output_dir import OutputDir
 from batchgen.data.reader import check_ids
@@ -44,9 +45,18 @@ class JobPlan:
     @property
     def total_rows(self) -> int:
         """Output rows of the whole job."""
+        return int(self._output_rows.sum())
+
+    @property
+    def done_rows(self) -> int:
+        """Output rows of the input rows that are done."""
+        return int(self._output_rows[self.done].sum())
+
+    @property
+    def _output_rows(self) -> Counts:
         failed = np.ones(self.store.num_rows, dtype=np.bool_)
         failed[self.store.good_rows] = False
-        return int(np.where(failed, 1, self.num_samples).sum())
+        return np.where(failed, 1, self.num_samples)
 
 
 def open_output(
@@ -84,12 +94,11 @@ def plan_job(
         inputs: its opened inputs.
         output: where the prompts are kept and ``_plan.json`` is written.
         finished: what is there already; None to plan as if nothing were.
+
+    Raises:
+        OutputError: prompts or plan could not be written.
     """
-    store = PromptStore.write(
-        output.path / "_plan" / "prompts.arrow",
-        inputs.id_type,
-        inputs.prompts(id_column=config.input.id_column, limit=config.input.limit),
-    )
+    store = _write_store(config, inputs, output)
     params = row_params(store.sampling_params, inputs.sampling)
     num_samples = np.array([each.n for each in params], dtype=np.int64)
     done = np.zeros(store.num_rows, dtype=np.bool_)
@@ -110,6 +119,15 @@ def plan_job(
     )
     output.write_json("_plan.json", plan.to_json())
     return JobPlan(store, plan, num_samples, done)
+
+
+def _write_store(config: Config, inputs: JobInputs, output: OutputDir) -> PromptStore:
+    path = output.path / "_plan" / "prompts.arrow"
+    prompts = inputs.prompts(id_column=config.input.id_column, limit=config.input.limit)
+    try:
+        return PromptStore.write(path, inputs.id_type, prompts)
+    except OSError as error:
+        raise OutputError.at(path, error) from error
 
 
 def _done(finished: FinishedRows, store: PromptStore, num_samples: Counts) -> Mask:

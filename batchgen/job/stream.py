@@ -52,6 +52,8 @@ class RequestStream:
         self._max_model_len = max_model_len
         self._block_size = block_size
         self._receivers: dict[int, list[Receiver]] = {}
+        # By input position: results of rows of which other samples are still to come.
+        self._samples: dict[int, list[RowResult]] = {}
         self._next_id = 0
 
     def requests(self) -> Iterator[Request]:
@@ -65,7 +67,10 @@ class RequestStream:
                 yield self._request(row, sample, [Receiver(row, sample, is_duplicate=False)])
 
     def results(self, request: Request, started: float) -> Iterator[RowResult]:
-        """Yield the output rows of a finished request.
+        """Yield the output rows that a finished request completes.
+
+        A row's random samples come out together, when the last of them has ended: either
+        all of them are there, or the row has its one error.
 
         Args:
             request: ended, whatever ended it.
@@ -74,11 +79,20 @@ class RequestStream:
         receivers = self._receivers.pop(request.request_id)
         if request.error is not None:
             rows = dict.fromkeys(receiver.row for receiver in receivers)
-            yield from (self.error_result(row, request.error) for row in rows)
-            return
-        text = self._text(request)
-        for receiver in receivers:
-            yield self._result(request, receiver, text, started)
+            results = [self.error_result(row, request.error) for row in rows]
+        else:
+            text = self._text(request)
+            results = [self._result(request, each, text, started) for each in receivers]
+        yield from results if request.params.is_greedy else self._whole_row(request, results)
+
+    def _whole_row(self, request: Request, results: list[RowResult]) -> list[RowResult]:
+        """Hold a sample's result until it is the last one of its row; then give them all."""
+        row = results[0].row_index
+        results = [*self._samples.pop(row, ()), *results]
+        if len(results) < request.params.n:
+            self._samples[row] = results
+            return []
+        return [each for each in results if each.status == "error"][:1] or results
 
     def error_result(self, row: int, error: RowError) -> RowResult:
         """Make the output row of a store row that failed."""

@@ -1,16 +1,46 @@
 """`_summary.json`: what the run did, what it cost, and what sharing saved."""
 
+import json
 from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import torch
 
+from batchgen.config import OutputOrder
+from batchgen.data.finished import FinishedRows
 from batchgen.data.output_dir import OutputDir
+from batchgen.engine.loop import EngineStats
+from batchgen.engine.scheduler import SchedulerCounters
 from batchgen.job.load import LoadedEngine
 from batchgen.job.planning import JobPlan
 from batchgen.report.machine import nvml_memory, peak_rss_bytes, versions
 from batchgen.report.percentiles import Percentiles
+
+_MEMORY_FIGURES = (
+    "pool_bytes",
+    "pool_blocks",
+    "swap_blocks",
+    "block_size",
+    "kv_bytes_per_token",
+    "weight_bytes",
+    "peak_memory_bytes",
+    "nvml",
+    "device",
+    "dtype",
+)
+
+
+def is_finished(output: OutputDir, finished: FinishedRows, order: OutputOrder) -> bool:
+    """Whether a run ended here, all its rows are still there, and in the order asked for."""
+    if not output.is_complete:
+        return False
+    try:
+        summary = json.loads((output.path / "_summary.json").read_text(encoding="utf-8"))
+        rows, has_order = summary["rows"], summary["output_order"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return rows == finished.num_rows and order in (OutputOrder.completion, has_order)
 
 
 def output_totals(output: OutputDir) -> dict[str, Any]:
@@ -51,10 +81,23 @@ def plan_figures(planned: JobPlan) -> dict[str, Any]:
     }
 
 
-def engine_figures(loaded: LoadedEngine, ttft_ms: Percentiles, generate_s: float) -> dict[str, Any]:
-    """Give what the engine counted in this run; times in seconds unless named otherwise."""
-    stats, counters = loaded.engine.stats, loaded.engine.scheduler.counters
-    block_bytes = loaded.ledger.bytes_per_block
+def engine_figures(
+    loaded: LoadedEngine | None, ttft_ms: Percentiles, generate_s: float
+) -> dict[str, Any]:
+    """Give what the engine counted in this run; times in seconds unless named otherwise.
+
+    Args:
+        loaded: None where no row was left to compute.
+        ttft_ms: times to the first token.
+        generate_s: the generate phase.
+    """
+    stats, counters = EngineStats(), SchedulerCounters()
+    block_bytes = evictions = 0
+    swap_s = 0.0
+    if loaded is not None:
+        stats, counters = loaded.engine.stats, loaded.engine.scheduler.counters
+        block_bytes, swap_s = loaded.ledger.bytes_per_block, loaded.executor.swap_s
+        evictions = loaded.engine.scheduler.blocks.pool.num_evictions
     computed = counters.prefill_tokens + counters.recomputed_tokens + counters.decode_tokens
     sampled = counters.sampled_tokens
     return {
@@ -66,7 +109,7 @@ def engine_figures(loaded: LoadedEngine, ttft_ms: Percentiles, generate_s: float
         "prefill_s": stats.prefill_s,
         "decode_s": stats.decode_s,
         "scheduler_s": stats.scheduler_s,
-        "preemption_s": stats.recompute_s + loaded.executor.swap_s,
+        "preemption_s": stats.recompute_s + swap_s,
         "computed_tokens_per_s": computed / generate_s if generate_s else None,
         "generated_tokens_per_s": sampled / generate_s if generate_s else None,
         "ttft_ms": {f"p{percent}": ttft_ms.at(percent) for percent in (50, 90, 99)},
@@ -81,31 +124,32 @@ def engine_figures(loaded: LoadedEngine, ttft_ms: Percentiles, generate_s: float
             "mean": _ratio(stats.logical_blocks, stats.physical_blocks),
             "peak": stats.peak_sharing or None,
         },
-        "evicted_blocks": loaded.engine.scheduler.blocks.pool.num_evictions,
+        "evicted_blocks": evictions,
         "preemptions": counters.preemptions,
         "swap_out_bytes": counters.swapped_out_blocks * block_bytes,
         "swap_in_bytes": counters.swapped_in_blocks * block_bytes,
     }
 
 
-def memory_figures(loaded: LoadedEngine) -> dict[str, Any]:
-    """Give pool sizes and peaks, in bytes."""
+def memory_figures(loaded: LoadedEngine | None) -> dict[str, Any]:
+    """Give pool sizes and peaks, in bytes; null what there was not, where nothing was loaded."""
+    if loaded is None:
+        return {**dict.fromkeys(_MEMORY_FIGURES), "peak_memory_bytes": peak_rss_bytes()}
     ledger, device = loaded.ledger, loaded.device
     on_gpu = device.type == "cuda"
-    return {
-        "pool_bytes": ledger.pool_bytes,
-        "pool_blocks": ledger.num_blocks,
-        "swap_blocks": ledger.num_swap_blocks,
-        "block_size": ledger.block_size,
-        "kv_bytes_per_token": ledger.bytes_per_token,
-        "weight_bytes": ledger.weights_bytes,
-        "peak_memory_bytes": (
-            torch.cuda.max_memory_allocated(device) if on_gpu else peak_rss_bytes()
-        ),
-        "nvml": nvml_memory(device.index or 0) if on_gpu else None,
-        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        "dtype": str(loaded.dtype).removeprefix("torch."),
-    }
+    values = (
+        ledger.pool_bytes,
+        ledger.num_blocks,
+        ledger.num_swap_blocks,
+        ledger.block_size,
+        ledger.bytes_per_token,
+        ledger.weights_bytes,
+        torch.cuda.max_memory_allocated(device) if on_gpu else peak_rss_bytes(),
+        nvml_memory(device.index or 0) if on_gpu else None,
+        torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        str(loaded.dtype).removeprefix("torch."),
+    )
+    return dict(zip(_MEMORY_FIGURES, values, strict=True))
 
 
 def machine_figures() -> dict[str, Any]:

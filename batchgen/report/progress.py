@@ -120,7 +120,7 @@ class Progress:
                 total=snapshot.total_rows,
                 file=self._stream,
                 unit="row",
-                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} {postfix}",
+                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
             )
         self._bar.n = snapshot.rows
         self._bar.set_postfix_str(_details(snapshot, *rates))

@@ -1,0 +1,82 @@
+import multiprocessing
+import shutil
+from collections.abc import Callable
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests import tiny_models, tiny_tokenizers
+from tests.job.harness import Job
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return tiny_tokenizers.make()
+
+
+@pytest.fixture(scope="session")
+def base_tokenizer() -> Any:
+    """The same without a chat template."""
+    return tiny_tokenizers.make(chat=False)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
+    """A random llama with the tokenizer's vocabulary, and the tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    config = tiny_models.FAMILIES["llama"]()
+    config.vocab_size = len(tokenizer)
+    config.bos_token_id = tokenizer.bos_token_id
+    config.eos_token_id = tokenizer.eos_token_id
+    tiny_models.build(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def job(tmp_path: Path, model_dir: Path) -> Job:
+    return Job(tmp_path, model_dir)
+
+
+@pytest.fixture
+def copied_model(job: Job, tmp_path: Path) -> Path:
+    """A copy of the model that the test may change; the job uses it."""
+    folder = tmp_path / "model"
+    shutil.copytree(job.given["model.path"], folder)
+    job.given["model.path"] = str(folder)
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> None:
+    """Let the imports of the child processes run beside the first tests."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["batchgen.run", "batchgen.cli.app", "transformers.models.llama.modeling_llama"]
+    )
+    forkserver.ensure_running()
+
+
+@pytest.fixture(scope="session")
+def generate(model_dir: Path) -> Callable[..., list[int]]:
+    """Greedy tokens after a prompt, by transformers' own ``generate``."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+
+    def tokens(prompt: list[int], max_new_tokens: int = 8, **options: Any) -> list[int]:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=max_new_tokens,
+                pad_token_id=0,
+                **options,
+            )
+        return out[0, len(prompt) :].tolist()
+
+    return tokens
