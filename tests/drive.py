@@ -20,6 +20,7 @@ from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import LoadedModel
 from batchgen.sampling import SamplingParams
+from tests.fake_model import FakeExecutor
 from tests.invariants import check_invariants
 
 NAN = float("nan")
@@ -93,6 +94,18 @@ def make_engine(loaded: LoadedModel, scheduler: Scheduler) -> Engine:
     cache.poison(list(range(manager.pool.num_blocks)))
     executor: Executor = CheckedExecutor(ModelExecutor(loaded.model, cache), scheduler)
     return Engine(scheduler, executor)
+
+
+def make_engine_over_fake(scheduler: Scheduler, **given: Any) -> tuple[Engine, FakeExecutor]:
+    """An engine over the fake model that forgets freed blocks and checks invariants."""
+
+    def before(plan: Any) -> None:
+        check_invariants(scheduler, plan)
+        if not len(plan.swap_out):
+            executor.forget(scheduler.blocks.pool.free_blocks())
+
+    executor = FakeExecutor(scheduler.blocks.block_size, before=before, **given)
+    return Engine(scheduler, executor), executor
 
 
 def run_all(engine: Engine, requests: Sequence[Request]) -> list[Request]:

@@ -8,16 +8,19 @@ scheduler). All decisions are integers; the result is a frozen step plan.
 from bisect import bisect, insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.block_manager import BlockManager, Claim
 from batchgen.engine.plan_builder import PlanBuilder
 from batchgen.engine.request import FinishReason, Request, Status, SwappedBlocks
 from batchgen.engine.step import Sample, StepPlan
 from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import SwapSpace
 from batchgen.errors import EngineError, RowError, RowErrorType
+
+# Rows that let their leader go first in one step; bounds the search behind them.
+_MAX_DEFERRED = 64
 
 
 class AdmissionPolicy(StrEnum):
@@ -87,6 +90,7 @@ class _Step:
     rows: list[tuple[Request, int]] = field(default_factory=list)
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: bool = False
 
 
@@ -170,6 +174,8 @@ class Scheduler:
             EngineError: requests are left but none can run; the state is in the message.
         """
         step = _Step(budget=self._limits.max_num_batched_tokens)
+        self.blocks.begin_step()
+        self.blocks.last_arrival = (self.waiting[0].arrival if self.waiting else self._arrivals) - 1
         self._continue_running(step)
         if not step.preempted:
             self._resume_swapped(step)
@@ -181,7 +187,7 @@ class Scheduler:
         sampling = [(row, r) for row, (r, _) in enumerate(step.rows) if r.num_uncomputed == 0]
         self._sampled = [request for _, request in sampling]
         samples = tuple(self._sample(row, request) for row, request in sampling)
-        return self._plans.build(step.rows, samples, step.swap_out, step.swap_in)
+        return self._plans.build(step.rows, samples, step.swap_out, step.swap_in, step.copies)
 
     def commit(self, plan: StepPlan, tokens: list[int | None]) -> None:
         """Take the sampled tokens of a plan, in the order of its samples.
@@ -190,6 +196,7 @@ class Scheduler:
             plan: the plan that :meth:`schedule` returned last.
             tokens: one token a sample; None where the logits were not numbers.
         """
+        self.blocks.end_step()
         now = self._clock()
         for request, token in zip(self._sampled, tokens, strict=True):
             if token is None:
@@ -280,29 +287,47 @@ class Scheduler:
             self.swapped.pop(0)
 
     def _admit_waiting(self, step: _Step) -> None:
-        while self.waiting and not self.swapped and self._has_place(step):
+        deferred: list[Request] = []
+        while self._may_admit(step) and len(deferred) < _MAX_DEFERRED:
             request = self.waiting[0]
-            if not self._start(step, request):
+            claim = self.blocks.claim(request)
+            if self._pays_to_wait(claim):
+                deferred.append(self.waiting.popleft())
+                continue
+            if not self._fits(request, claim.needed):
                 break
             self.waiting.popleft()
+            self._start(step, request, claim)
+        self.waiting.extendleft(reversed(deferred))
+
+    def _may_admit(self, step: _Step) -> bool:
+        return bool(self.waiting) and not self.swapped and self._has_place(step)
 
     def _has_place(self, step: _Step) -> bool:
         return step.budget > 0 and len(self.running) < self._limits.max_num_seqs
 
-    def _start(self, step: _Step, request: Request) -> bool:
-        matched = self.blocks.match(request)
-        new, pinned = self.blocks.num_new_blocks(matched, len(request.token_ids))
-        if not self._fits(request, new + pinned):
-            return False
-        taken = self.blocks.take(request, matched, len(request.token_ids))
-        assert taken
+    def _pays_to_wait(self, claim: Claim) -> bool:
+        """Whether the row should let its leader go first.
+
+        This step writes the rest of what they share; in the next one it is copied instead
+        of computed, and other rows can use the place in this one.
+        """
+        partial = claim.match.partial
+        return partial is not None and not self.blocks.is_written(claim.match)
+
+    def _start(self, step: _Step, request: Request, claim: Claim) -> None:
+        self._take(step, request, claim)
         if request.timeline.admitted is None:
             request.timeline.admitted = self._clock()
             request.account.cached_tokens = request.num_computed
             self.counters.cached_tokens += request.num_computed
             self.counters.started_requests += 1
         self._run(step, request)
-        return True
+
+    def _take(self, step: _Step, request: Request, claim: Claim) -> None:
+        copy = self.blocks.take(request, claim)
+        if copy is not None:
+            step.copies.append(copy)
 
     def _fits(self, request: Request, needed: int) -> bool:
         """Whether taking ``needed`` available blocks leaves what the policy keeps free."""
@@ -372,15 +397,17 @@ class Scheduler:
         the CPU pool. Where neither has a block, the request is computed again.
         """
         assert request.swapped is not None
-        matched = self.blocks.match(request)
-        new, pinned = self.blocks.num_new_blocks(matched, len(request.token_ids))
-        if not self._fits(request, new + pinned):
+        claim = self.blocks.claim(request)
+        if not self._fits(request, claim.needed):
             return False
-        taken = self.blocks.take(request, matched, len(request.token_ids))
-        assert taken
         copy, request.swapped = request.swapped, None
-        if len(matched) >= copy.first:
-            self._plan_swap_in(step, request, copy, len(matched))
+        num_matched = len(claim.match.chain)
+        if num_matched >= copy.first:
+            # The CPU pool has all that follows; no part of a block need be copied.
+            self.blocks.take(request, replace(claim, match=claim.match.whole_blocks()))
+            self._plan_swap_in(step, request, copy, num_matched)
+        else:
+            self._take(step, request, claim)
         self.swap_space.release(copy.blocks)
         self._run(step, request)
         return True
@@ -403,6 +430,7 @@ class Scheduler:
 
     def _fail(self, request: Request, error: RowError) -> None:
         request.error = error
+        self.blocks.discard(request)
         self._finish(request, FinishReason.ERROR, None)
 
     def _finish(self, request: Request, reason: FinishReason, stop_reason: str | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from batchgen.prompts.future import PlannedFuture
 from batchgen.prompts.order import (
     PrefixGroup,
     Rows,
@@ -49,6 +50,7 @@ class Plan:
         groups: the shared prefixes that save most.
         group_row_index: position in the input of each group's first row.
         row_errors: rows with errors by type.
+        future: which request is the next to need a prefix, for the engine's eviction.
     """
 
     order: Rows
@@ -68,6 +70,7 @@ class Plan:
     groups: Sequence[PrefixGroup]
     group_row_index: Sequence[int]
     row_errors: Mapping[str, int]
+    future: PlannedFuture
 
     @property
     def num_duplicates(self) -> int:
@@ -186,12 +189,23 @@ def make_plan(
         groups=groups,
         group_row_index=[int(row_index[group.position]) for group in groups],
         row_errors=dict(Counter(error.type.value for _, error in store.errors())),
+        future=PlannedFuture(_request_numbers(ordered, by_prefix, samples), lcp),
     )
 
 
 def _requests(store: PromptStore, rows: Rows, samples: Rows) -> tuple[Rows, Rows]:
     """Return prompt length and shared tokens of every request of these rows, in order."""
     return repeat_rows(store.lengths[rows], neighbour_lcp(store.ids, rows), samples[rows])
+
+
+def _request_numbers(ordered: Rows, by_prefix: Rows, samples: Rows) -> Rows:
+    """Number the requests in running order, and give them in prefix order."""
+    first = np.zeros(len(samples), np.int64)
+    counts = samples[ordered]
+    first[ordered] = np.cumsum(counts) - counts
+    counts = samples[by_prefix]
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(first[by_prefix], counts) + within
 
 
 def _percentile(values: npt.NDArray[np.int64], percent: int) -> int:

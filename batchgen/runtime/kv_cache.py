@@ -61,6 +61,11 @@ class KVCache:
         self._copy(copies, self._swap_keys, self.keys)
         self._copy(copies, self._swap_values, self.values)
 
+    def copy(self, copies: IntArray) -> None:
+        """Copy blocks within the pool: [N, 2] of (source, target)."""
+        self._copy(copies, self.keys, self.keys)
+        self._copy(copies, self.values, self.values)
+
     def poison(self, blocks: list[int], value: float = float("nan")) -> None:
         """Overwrite blocks; a read of one that was not written since then shows up."""
         for tensor in (*self.keys, *self.values):
