@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 
+from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.costs import PreemptionCosts
+from batchgen.engine.eviction import Future
 from batchgen.engine.loop import Engine, Executor
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import (
-    AdmissionPolicy,
     PreemptionPolicy,
     Scheduler,
     SchedulerLimits,
@@ -37,15 +39,18 @@ def make_scheduler(
     eos: Iterable[int] = (),
     admission: AdmissionPolicy = AdmissionPolicy.PROMPT,
     preemption: PreemptionPolicy = PreemptionPolicy.SWAP,
+    costs: PreemptionCosts | None = None,
+    future: Future | None = None,
 ) -> Scheduler:
     """A scheduler with small defaults."""
     return Scheduler(
-        BlockManager(num_blocks, block_size, prefix_caching=prefix_caching),
+        BlockManager(num_blocks, block_size, prefix_caching=prefix_caching, future=future),
         SwapSpace(swap_blocks),
         StopRules(frozenset(eos)),
         SchedulerLimits(max_num_seqs, budget),
         admission=admission,
         preemption=preemption,
+        costs=costs,
     )
 
 

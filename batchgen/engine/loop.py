@@ -125,6 +125,7 @@ class Engine:
         executed = self._clock()
         decoded = counters.decode_tokens - before[0]
         recomputed = counters.recomputed_tokens - before[1]
+        self.scheduler.costs.observe_step(plan.num_tokens, executed - planned)
         self._measure(plan, executed - planned, decoded, recomputed)
         self.scheduler.commit(plan, tokens)
         self.stats.scheduler_s += planned - started + self._clock() - executed

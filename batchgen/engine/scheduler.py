@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from batchgen.engine.admission import Admission, AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager, Claim
+from batchgen.engine.costs import PreemptionCosts
 from batchgen.engine.plan_builder import PlanBuilder
 from batchgen.engine.request import FinishReason, Request, Status, SwappedBlocks
 from batchgen.engine.step import Sample, StepPlan
@@ -23,21 +25,10 @@ from batchgen.errors import EngineError, RowError, RowErrorType
 _MAX_DEFERRED = 64
 
 
-class AdmissionPolicy(StrEnum):
-    """What a request must find free before it starts.
-
-    ``worst_case`` reserves the prompt and all tokens it may generate, so that nothing
-    is ever preempted. ``prompt`` reserves the prompt and grows on demand; preemption is
-    the safety net.
-    """
-
-    WORST_CASE = "worst_case"
-    PROMPT = "prompt"
-
-
 class PreemptionPolicy(StrEnum):
-    """What happens to the KV of a request that makes room."""
+    """What happens to the KV of a request that makes room; auto is what costs less."""
 
+    AUTO = "auto"
     SWAP = "swap"
     RECOMPUTE = "recompute"
 
@@ -98,8 +89,9 @@ def _by_arrival(request: Request) -> int:
     return request.arrival
 
 
-def _advance(request: Request) -> tuple[int, int]:
-    return request.num_output_tokens, -request.arrival
+def _worth(request: Request) -> tuple[int, int, int]:
+    """Order requests by what is lost if they make room, the least first."""
+    return -request.priority, request.num_output_tokens, -request.arrival
 
 
 class Scheduler:
@@ -116,19 +108,21 @@ class Scheduler:
         stop_rules: StopRules,
         limits: SchedulerLimits,
         *,
-        admission: AdmissionPolicy = AdmissionPolicy.PROMPT,
-        preemption: PreemptionPolicy = PreemptionPolicy.SWAP,
+        admission: AdmissionPolicy = AdmissionPolicy.AUTO,
+        preemption: PreemptionPolicy = PreemptionPolicy.AUTO,
+        costs: PreemptionCosts | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.blocks = blocks
         self.swap_space = swap_space
         self.counters = SchedulerCounters()
+        self.costs = costs or PreemptionCosts()
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self.swapped: list[Request] = []
         self._stop_rules = stop_rules
         self._limits = limits
-        self._admission = admission
+        self._admission = Admission(admission, blocks.block_size, blocks.pool.num_blocks)
         self._preemption = preemption
         self._clock = clock
         self._plans = PlanBuilder(blocks.block_size, limits.max_num_seqs)
@@ -240,7 +234,7 @@ class Scheduler:
         while not self.blocks.grow(request, num_tokens):
             planned = {row.request_id for row, _ in step.rows}
             candidates = [r for r in self.running.values() if r.request_id not in planned]
-            victim = min(candidates, key=_advance)
+            victim = min(candidates, key=_worth)
             if victim is request and len(self.running) == 1:
                 # It fills the pool alone: no preemption could ever help it.
                 self._finish(request, FinishReason.LENGTH, None)
@@ -336,17 +330,10 @@ class Scheduler:
             return False
         if not self.running:
             return True
-        growths = [self._growth(r, len(r.block_table)) for r in self.running.values()]
-        growths.append(self._growth(request, self.blocks.blocks_for(len(request.token_ids))))
-        if self._admission is AdmissionPolicy.WORST_CASE:
-            return needed + sum(growths) <= available
-        # A block for each row that can still grow: no preemption before that is used up.
-        return needed + sum(growth > 0 for growth in growths) <= available
-
-    def _growth(self, request: Request, held: int) -> int:
-        """Blocks that the request may still come to need; its last token is never stored."""
-        most = self.blocks.blocks_for(request.max_total_tokens - 1)
-        return max(0, min(most, self.blocks.pool.num_blocks) - held)
+        growth = self._admission.growth
+        kept = growth(request, self.blocks.blocks_for(len(request.token_ids)))
+        kept += sum(growth(row, len(row.block_table)) for row in self.running.values())
+        return needed + kept <= available
 
     def _run(self, step: _Step, request: Request) -> None:
         request.status = Status.RUNNING
@@ -364,7 +351,7 @@ class Scheduler:
             # Even alone it could not hold its next token.
             self._finish(victim, FinishReason.LENGTH, None)
             return
-        if self._preemption is PreemptionPolicy.SWAP and self._swap_out(step, victim):
+        if self._swap_out(step, victim):
             victim.status = Status.SWAPPED
             insort(self.swapped, victim, key=_by_arrival)
         else:
@@ -374,21 +361,29 @@ class Scheduler:
         self.blocks.release(victim)
 
     def _swap_out(self, step: _Step, victim: Request) -> bool:
-        """Copy the private blocks to the CPU pool; False where it has no room.
+        """Copy the private blocks to the CPU pool; False where recompute is to be.
 
         Blocks that others hold stay with them and are matched again on the way back.
         """
         first = self.blocks.num_shared(victim)
         last = self.blocks.blocks_for(victim.num_computed)
         private = victim.block_table[first:last]
+        if not private or not self._prefers_swap(victim, first, len(private)):
+            return False
         cpu_blocks = self.swap_space.allocate(len(private))
-        if cpu_blocks is None or not private:
+        if cpu_blocks is None:
             return False
         victim.swapped = SwappedBlocks(first, cpu_blocks, victim.num_computed)
         step.swap_out += zip(private, cpu_blocks, strict=True)
         victim.account.swapped_out_blocks += len(private)
         self.counters.swapped_out_blocks += len(private)
         return True
+
+    def _prefers_swap(self, victim: Request, first: int, num_blocks: int) -> bool:
+        if self._preemption is PreemptionPolicy.AUTO:
+            num_tokens = victim.num_computed - first * self.blocks.block_size
+            return self.costs.swap_is_cheaper(num_blocks, num_tokens)
+        return self._preemption is PreemptionPolicy.SWAP
 
     def _swap_in(self, step: _Step, request: Request) -> bool:
         """Bring a swapped request back to run; False where there is no room yet.
@@ -441,4 +436,6 @@ class Scheduler:
         request.stop_reason = stop_reason
         request.timeline.finished = self._clock()
         self.counters.finished_requests += 1
+        if request.error is None:
+            self._admission.lengths.add(request.num_output_tokens)
         self._finished.append(request)
