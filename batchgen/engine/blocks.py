@@ -73,6 +73,10 @@ class BlockPool:
         index: names the blocks whose KV can be hit.
         next_use: gives the arrival number of the next row that needs a block in the
             index, None where there is none or none is known.
+
+    Attributes:
+        evicted_needed: evicted blocks that a row to come needs: its tokens are lost.
+        evicted_unneeded: the others.
     """
 
     def __init__(
@@ -83,7 +87,8 @@ class BlockPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
-        self.num_evictions = 0
+        self.evicted_needed = 0
+        self.evicted_unneeded = 0
         self._index = index
         self._free = FreeList(num_blocks)
         self._cached = EvictionQueue()
@@ -156,8 +161,10 @@ class BlockPool:
                     self._free.append(block)
 
     def _evict(self, block: int) -> None:
+        needed = self._cached.is_needed(block)
         for removed in self._index.remove(block):
-            self.num_evictions += 1
+            self.evicted_needed += needed
+            self.evicted_unneeded += not needed
             if self.ref_counts[removed] == 0:
                 self._cached.remove(removed)
                 self._free.append(removed)

@@ -35,6 +35,7 @@ class EvictionQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int]] = []
         self._ticks: dict[int, int] = {}
+        self._needed: set[int] = set()
         self._tick = 0
 
     def __len__(self) -> int:
@@ -55,6 +56,8 @@ class EvictionQueue:
         assert block not in self._ticks, f"block {block} is in the queue already"
         self._tick += 1
         self._ticks[block] = self._tick
+        if next_use is not None:
+            self._needed.add(block)
         farthest_first = float("-inf") if next_use is None else -next_use
         heapq.heappush(self._heap, (farthest_first, self._tick, block))
         if len(self._heap) > 2 * len(self._ticks) + 64:
@@ -64,6 +67,11 @@ class EvictionQueue:
     def remove(self, block: int) -> None:
         """Take a block out."""
         del self._ticks[block]
+        self._needed.discard(block)
+
+    def is_needed(self, block: int) -> bool:
+        """Whether a row to come is known to need this block."""
+        return block in self._needed
 
     def first(self) -> int:
         """Give the block to evict next, without taking it out."""
