@@ -8,6 +8,7 @@ scheduler). All decisions are integers; the result is a frozen step plan.
 from bisect import bisect, insort
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -148,7 +149,7 @@ class Scheduler:
                 f"blocks, the pool has {self.blocks.pool.num_blocks}; set pool.num_blocks to at "
                 f"least {needed}"
             )
-            self._fail(request, RowError(RowErrorType.EXCEEDS_KV_CAPACITY, message))
+            self.fail(request, RowError(RowErrorType.EXCEEDS_KV_CAPACITY, message))
             return
         self.waiting.append(request)
 
@@ -195,7 +196,7 @@ class Scheduler:
         for request, token in zip(self._sampled, tokens, strict=True):
             if token is None:
                 message = "the model's logits are not numbers (NaN) for this row"
-                self._fail(request, RowError(RowErrorType.ENGINE_ERROR, message))
+                self.fail(request, RowError(RowErrorType.ENGINE_ERROR, message))
                 continue
             request.token_ids.append(token)
             self.counters.sampled_tokens += 1
@@ -423,7 +424,13 @@ class Scheduler:
 
     # -- the one exit -----------------------------------------------------------------
 
-    def _fail(self, request: Request, error: RowError) -> None:
+    def fail(self, request: Request, error: RowError) -> None:
+        """End a request, wherever it stands, without letting others use its KV."""
+        if request.status is Status.WAITING and request.arrival >= 0:
+            with suppress(ValueError):
+                self.waiting.remove(request)
+        elif request.status is Status.SWAPPED:
+            self.swapped.remove(request)
         request.error = error
         self.blocks.discard(request)
         self._finish(request, FinishReason.ERROR, None)
@@ -431,6 +438,9 @@ class Scheduler:
     def _finish(self, request: Request, reason: FinishReason, stop_reason: str | None) -> None:
         self._stop_running(request)
         self.blocks.release(request)
+        if request.swapped is not None:
+            self.swap_space.release(request.swapped.blocks)
+            request.swapped = None
         request.status = Status.FINISHED
         request.finish_reason = reason
         request.stop_reason = stop_reason
