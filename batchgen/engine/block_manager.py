@@ -199,11 +199,14 @@ class BlockManager:
         return shared
 
     def discard(self, request: Request) -> None:
-        """Take the request's private blocks out of the index: their KV is not to be used."""
+        """Take the request's private blocks out of the index: their KV is not to be used.
+
+        What other requests computed behind them and left in the cache goes with them.
+        """
         request.publishes = False
         for block in request.block_table[self.num_shared(request) :]:
             if block in self.index:
-                self.index.remove(block)
+                self.pool.forget(block)
 
     def release(self, request: Request) -> None:
         """Return all the request's blocks; the only way out of a block table."""

@@ -160,11 +160,21 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
+    def forget(self, block: int) -> int:
+        """Take a block and all below it out of the index; what nobody holds becomes free.
+
+        Returns:
+            How many blocks left the index.
+        """
+        removed = self._index.remove(block)
+        for lost in removed:
+            if self.ref_counts[lost] == 0:
+                self._cached.remove(lost)
+                self._free.append(lost)
+        return len(removed)
+
     def _evict(self, block: int) -> None:
         needed = self._cached.is_needed(block)
-        for removed in self._index.remove(block):
-            self.evicted_needed += needed
-            self.evicted_unneeded += not needed
-            if self.ref_counts[removed] == 0:
-                self._cached.remove(removed)
-                self._free.append(removed)
+        lost = self.forget(block)
+        self.evicted_needed += lost if needed else 0
+        self.evicted_unneeded += 0 if needed else lost
