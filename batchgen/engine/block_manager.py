@@ -38,6 +38,7 @@ class BlockManager:
             earlier step wrote it.
         last_arrival: requests up to this arrival number have been admitted; the future
             begins behind it.
+        uncopied_tokens: tokens in a written part of a block that no room was left to copy.
         copy_sources: blocks held until the step that copies from them is over.
     """
 
@@ -55,6 +56,7 @@ class BlockManager:
         self.pool = BlockPool(num_blocks, self.index, self._next_use)
         self.step = 0
         self.last_arrival = -1
+        self.uncopied_tokens = 0
         self._future = future
         self.copy_sources: list[int] = []
 
@@ -122,6 +124,7 @@ class BlockManager:
         assert claim.match.partial is not None
         source = claim.match.partial.block
         if claim.new_blocks + self.pool.is_cached(source) > self.pool.num_available:
+            self.uncopied_tokens += claim.match.num_partial_tokens
             return None
         self.pool.pin([source])
         self.copy_sources.append(source)

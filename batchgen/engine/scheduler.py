@@ -206,6 +206,16 @@ class Scheduler:
             if ended is not None:
                 self._finish(request, *ended)
 
+    def demand_blocks(self) -> int:
+        """Count the blocks that running and preempted requests want at this moment."""
+        demand = self.blocks.pool.num_owned
+        demand += self.swap_space.num_blocks - self.swap_space.num_free
+        for request in self.waiting:
+            if not request.account.num_preemptions:
+                break  # preempted ones stand in front
+            demand += self.blocks.blocks_for(len(request.token_ids))
+        return demand
+
     def describe(self) -> str:
         """Say in a line how queues and pool stand."""
         pool = self.blocks.pool
