@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 
+from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.costs import PreemptionCosts
+from batchgen.engine.eviction import Future
 from batchgen.engine.loop import Engine, Executor
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import (
-    AdmissionPolicy,
     PreemptionPolicy,
     Scheduler,
     SchedulerLimits,
@@ -20,6 +22,7 @@ from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import LoadedModel
 from batchgen.sampling import SamplingParams
+from tests.fake_model import FakeExecutor
 from tests.invariants import check_invariants
 
 NAN = float("nan")
@@ -36,15 +39,18 @@ def make_scheduler(
     eos: Iterable[int] = (),
     admission: AdmissionPolicy = AdmissionPolicy.PROMPT,
     preemption: PreemptionPolicy = PreemptionPolicy.SWAP,
+    costs: PreemptionCosts | None = None,
+    future: Future | None = None,
 ) -> Scheduler:
     """A scheduler with small defaults."""
     return Scheduler(
-        BlockManager(num_blocks, block_size, prefix_caching=prefix_caching),
+        BlockManager(num_blocks, block_size, prefix_caching=prefix_caching, future=future),
         SwapSpace(swap_blocks),
         StopRules(frozenset(eos)),
         SchedulerLimits(max_num_seqs, budget),
         admission=admission,
         preemption=preemption,
+        costs=costs,
     )
 
 
@@ -93,6 +99,18 @@ def make_engine(loaded: LoadedModel, scheduler: Scheduler) -> Engine:
     cache.poison(list(range(manager.pool.num_blocks)))
     executor: Executor = CheckedExecutor(ModelExecutor(loaded.model, cache), scheduler)
     return Engine(scheduler, executor)
+
+
+def make_engine_over_fake(scheduler: Scheduler, **given: Any) -> tuple[Engine, FakeExecutor]:
+    """An engine over the fake model that forgets freed blocks and checks invariants."""
+
+    def before(plan: Any) -> None:
+        check_invariants(scheduler, plan)
+        if not len(plan.swap_out):
+            executor.forget(scheduler.blocks.pool.free_blocks())
+
+    executor = FakeExecutor(scheduler.blocks.block_size, before=before, **given)
+    return Engine(scheduler, executor), executor
 
 
 def run_all(engine: Engine, requests: Sequence[Request]) -> list[Request]:

@@ -58,6 +58,10 @@ class FakeExecutor:
         for block, cpu in plan.swap_out.tolist():
             self.swap[cpu] = {o: self.slots[block * size + o] for o in range(size)
                               if block * size + o in self.slots}  # fmt: skip
+        for source, target in plan.copies.tolist():
+            for offset in range(size):
+                if source * size + offset in self.slots:
+                    self.slots[target * size + offset] = self.slots[source * size + offset]
         for cpu, block in plan.swap_in.tolist():
             for offset, value in self.swap[cpu].items():
                 self.slots[block * size + offset] = value

@@ -13,6 +13,7 @@ def check_invariants(scheduler: Scheduler, plan: Any = None) -> None:
     requests = [*scheduler.running.values(), *scheduler.waiting, *scheduler.swapped]
     assert len({id(request) for request in requests}) == len(requests)
     owners = Counter(block for request in requests for block in request.block_table)
+    owners.update(scheduler.blocks.copy_sources)
     assert owners == Counter({b: n for b, n in enumerate(pool.ref_counts) if n})
     free = set(pool.free_blocks())
     cached = {block for block in range(pool.num_blocks) if pool.is_cached(block)}
@@ -60,5 +61,6 @@ def _check_writes(scheduler: Scheduler, plan: Any) -> None:
             assert first_new.setdefault(slot // size, row) == row, "two rows write one block"
             column = plan.block_tables[row].tolist().index(slot // size)
             assert column * size < plan.context_lens[row]
-    targets = plan.swap_in[:, 1].tolist()
+    targets = [*plan.swap_in[:, 1].tolist(), *plan.copies[:, 1].tolist()]
     assert len(set(targets)) == len(targets)
+    assert not set(targets) & set(plan.copies[:, 0].tolist())

@@ -5,8 +5,9 @@ tables it stands in. *Cached*: nobody holds it, but its KV can still be hit. *Fr
 content means nothing. Cached blocks count as available, so they never cause exhaustion.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from batchgen.engine.eviction import EvictionQueue
 from batchgen.engine.prefix_index import PrefixIndex
 
 
@@ -66,17 +67,32 @@ class BlockPool:
     """Reference counts over a fixed number of blocks.
 
     A block whose last reference goes becomes cached where the index names it, else
-    free. Allocation takes free blocks first, then evicts the cached block that was
-    released longest ago.
+    free. Allocation takes free blocks first, then evicts a cached one.
+
+    Args:
+        index: names the blocks whose KV can be hit.
+        next_use: gives the arrival number of the next row that needs a block in the
+            index, None where there is none or none is known.
+
+    Attributes:
+        evicted_needed: evicted blocks that a row to come needs: its tokens are lost.
+        evicted_unneeded: the others.
     """
 
-    def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        index: PrefixIndex,
+        next_use: Callable[[int], int | None] = lambda block: None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
-        self.num_evictions = 0
+        self.evicted_needed = 0
+        self.evicted_unneeded = 0
         self._index = index
         self._free = FreeList(num_blocks)
-        self._cached = FreeList(num_blocks)
+        self._cached = EvictionQueue()
+        self._next_use = next_use
         for block in range(num_blocks):
             self._free.append(block)
 
@@ -120,7 +136,7 @@ class BlockPool:
         blocks = []
         for _ in range(count):
             if not len(self._free):
-                self._evict(next(iter(self._cached)))
+                self._evict(self._cached.first())
             block = self._free.popleft()
             self.ref_counts[block] = 1
             blocks.append(block)
@@ -139,11 +155,26 @@ class BlockPool:
             assert self.ref_counts[block] > 0, f"block {block} is released without an owner"
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
-                (self._cached if block in self._index else self._free).append(block)
+                if block in self._index:
+                    self._cached.add(block, self._next_use(block))
+                else:
+                    self._free.append(block)
+
+    def forget(self, block: int) -> int:
+        """Take a block and all below it out of the index; what nobody holds becomes free.
+
+        Returns:
+            How many blocks left the index.
+        """
+        removed = self._index.remove(block)
+        for lost in removed:
+            if self.ref_counts[lost] == 0:
+                self._cached.remove(lost)
+                self._free.append(lost)
+        return len(removed)
 
     def _evict(self, block: int) -> None:
-        for removed in self._index.remove(block):
-            self.num_evictions += 1
-            if self.ref_counts[removed] == 0:
-                self._cached.remove(removed)
-                self._free.append(removed)
+        needed = self._cached.is_needed(block)
+        lost = self.forget(block)
+        self.evicted_needed += lost if needed else 0
+        self.evicted_unneeded += 0 if needed else lost

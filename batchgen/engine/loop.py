@@ -45,6 +45,8 @@ class EngineStats:
         physical_blocks: distinct blocks behind them, summed over steps.
         peak_sharing: the highest ratio of the two in one step.
         peak: the pool when most blocks were owned.
+        peak_demand: blocks that running and preempted requests wanted at once, at most.
+        peak_running: most requests running at once.
     """
 
     steps: int = 0
@@ -59,6 +61,8 @@ class EngineStats:
     physical_blocks: int = 0
     peak_sharing: float = 0.0
     peak: PoolPeak = field(default_factory=PoolPeak)
+    peak_demand: int = 0
+    peak_running: int = 0
 
 
 class Engine:
@@ -125,6 +129,7 @@ class Engine:
         executed = self._clock()
         decoded = counters.decode_tokens - before[0]
         recomputed = counters.recomputed_tokens - before[1]
+        self.scheduler.costs.observe_step(plan.num_tokens, executed - planned)
         self._measure(plan, executed - planned, decoded, recomputed)
         self.scheduler.commit(plan, tokens)
         self.stats.scheduler_s += planned - started + self._clock() - executed
@@ -146,5 +151,7 @@ class Engine:
         stats.logical_blocks += logical
         stats.physical_blocks += owned
         stats.peak_sharing = max(stats.peak_sharing, logical / owned)
+        stats.peak_demand = max(stats.peak_demand, self.scheduler.demand_blocks())
+        stats.peak_running = max(stats.peak_running, len(self.scheduler.running))
         if owned > stats.peak.owned:
             stats.peak = PoolPeak(owned, manager.pool.num_cached, manager.pool.num_free)

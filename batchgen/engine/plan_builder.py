@@ -35,6 +35,7 @@ class PlanBuilder:
         samples: tuple[Sample, ...],
         swap_out: list[tuple[int, int]],
         swap_in: list[tuple[int, int]],
+        copies: list[tuple[int, int]],
     ) -> StepPlan:
         """Make the plan for rows of (request, tokens to run), already counted as computed."""
         token_ids = array("i")
@@ -61,6 +62,7 @@ class PlanBuilder:
             samples=samples,
             swap_out=_pairs(swap_out),
             swap_in=_pairs(swap_in),
+            copies=_pairs(copies),
         )
         self._step += 1
         return plan

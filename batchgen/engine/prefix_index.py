@@ -1,36 +1,69 @@
-"""Which token prefixes have their KV in the pool: an exact tree of full blocks.
+"""Which token prefixes have their KV in the pool: an exact tree of blocks.
 
 A node is one block's tokens under its parent, so two prefixes share a node only if all
 their tokens are equal: there are no hashes to collide. (After tokasaurus; vLLM and
-nano-vllm chain hashes instead.) One index serves one model: its identity is the root.
+nano-vllm chain hashes instead.) The last block of a prefix may be partial: its node holds
+as many tokens as were valid when it was entered. One index serves one model: its identity
+is the root.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+Key = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A full block of tokens under its parent.
+    """A block of tokens under its parent.
 
     Attributes:
-        key: the block's token ids as int32 bytes.
+        key: the block's valid tokens; fewer than a block's only at the end of a prefix.
         block: the pool's block that holds their KV; -1 at the root.
         parent: the block before it; None at the root and once the node is removed.
-        children: the blocks that were seen after it, by their key.
+        written_in: the step that writes the last of these tokens.
+        depth: blocks from the root, itself included.
+        example: arrival number of a request that begins with this prefix.
+        children: the blocks seen after it, by their key.
+        ordered: the children's keys in lexicographic order: of all keys, one of the two
+            neighbours of a row's tokens has most tokens in common with them.
     """
 
-    key: bytes
+    key: Key
     block: int
     parent: "Node | None"
-    children: dict[bytes, "Node"] = field(default_factory=dict)
+    written_in: int
+    example: int
+    depth: int
+    children: dict[Key, "Node"] = field(default_factory=dict)
+    ordered: list[Key] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest prefix of a row that is in the index.
+
+    Attributes:
+        chain: full blocks, from the root on.
+        partial: a block that begins with the row's next tokens, or None.
+        num_partial_tokens: how many of them.
+    """
+
+    chain: list[Node]
+    partial: Node | None
+    num_partial_tokens: int
+
+    def whole_blocks(self) -> "Match":
+        """Give the match without its partial block."""
+        return Match(self.chain, None, 0)
 
 
 class PrefixIndex:
     """A tree of cached blocks; it knows no reference counts and frees nothing."""
 
     def __init__(self) -> None:
-        self.root = Node(key=b"", block=-1, parent=None)
+        self.root = Node(key=(), block=-1, parent=None, written_in=-1, example=-1, depth=0)
         self._by_block: dict[int, Node] = {}
 
     def __len__(self) -> int:
@@ -41,34 +74,45 @@ class PrefixIndex:
         """Whether the index names this block."""
         return block in self._by_block
 
-    def match(self, tokens: bytes, block_bytes: int, max_blocks: int) -> list[Node]:
-        """Find the longest chain of blocks that holds a prefix of these tokens.
+    def match(self, tokens: Sequence[int], block_size: int, max_tokens: int) -> Match:
+        """Find the longest prefix of these tokens, counted by the token.
 
         Args:
-            tokens: token ids as int32 bytes.
-            block_bytes: bytes of a full block's token ids.
-            max_blocks: match no more blocks than this.
+            tokens: a row's token ids.
+            block_size: tokens in a full block.
+            max_tokens: match no more tokens than this.
         """
-        node, chain = self.root, []
-        for start in range(0, max_blocks * block_bytes, block_bytes):
-            child = node.children.get(tokens[start : start + block_bytes])
+        node, chain, start = self.root, [], 0
+        while start + block_size <= max_tokens:
+            child = node.children.get(tuple(tokens[start : start + block_size]))
             if child is None:
                 break
             chain.append(child)
-            node = child
-        return chain
+            node, start = child, start + block_size
+        rest = tuple(tokens[start : min(start + block_size, max_tokens)])
+        partial, shared = _closest(node, rest)
+        return Match(chain, partial, shared)
 
-    def add(self, parent: Node, key: bytes, block: int) -> Node | None:
-        """Enter a full block under its parent.
+    def add(
+        self, parent: Node, key: Key, block: int, *, step: int, example: int = -1
+    ) -> Node | None:
+        """Enter a block under its parent.
+
+        A block that is in the index already, under the same parent with fewer tokens, is
+        entered anew with all of them.
 
         Returns:
-            The new node, or None where the parent already has a child with these
-            tokens: the first block stays, the newcomer remains private.
+            The node, or None where the parent already has a child with these tokens: the
+            first block stays, the newcomer remains private.
         """
         if key in parent.children:
             return None
-        node = Node(key=key, block=block, parent=parent)
+        old = self._by_block.get(block)
+        if old is not None:
+            self._unlink(old)
+        node = Node(key, block, parent, step, example, parent.depth + 1)
         parent.children[key] = node
+        insort(parent.ordered, key)
         self._by_block[block] = node
         return node
 
@@ -79,15 +123,18 @@ class PrefixIndex:
             All blocks that left the index, this one first.
         """
         top = self._by_block[block]
-        assert top.parent is not None
-        del top.parent.children[top.key]
-        removed = []
-        for node in list(_walk(top)):
-            removed.append(node.block)
-            del self._by_block[node.block]
+        removed = list(_walk(top))
+        self._unlink(top)
+        for node in removed:
+            self._by_block.pop(node.block, None)
             node.parent = None
             node.children.clear()
-        return removed
+            node.ordered.clear()
+        return [node.block for node in removed]
+
+    def node_of(self, block: int) -> Node | None:
+        """Give the node that names a block, or None."""
+        return self._by_block.get(block)
 
     def is_linked(self, node: Node) -> bool:
         """Whether a node that someone remembers still stands in the tree."""
@@ -97,6 +144,33 @@ class PrefixIndex:
         """Walk over all nodes, parents first, the root left out."""
         for child in self.root.children.values():
             yield from _walk(child)
+
+    def _unlink(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.key]
+        del parent.ordered[bisect_left(parent.ordered, node.key)]
+        del self._by_block[node.block]
+        node.parent = None
+
+
+def _closest(parent: Node, tokens: Key) -> tuple[Node | None, int]:
+    """Find the child that has most leading tokens in common with these."""
+    best, most = None, 0
+    at = bisect_left(parent.ordered, tokens)
+    for key in parent.ordered[max(0, at - 1) : at + 1]:
+        shared = _num_common(key, tokens)
+        if shared > most:
+            best, most = parent.children[key], shared
+    return best, most
+
+
+def _num_common(a: Key, b: Key) -> int:
+    if a == b:
+        return len(a)
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def _walk(top: Node) -> Iterator[Node]:

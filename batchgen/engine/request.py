@@ -106,6 +106,7 @@ class Request:
         noise_key: 64-bit key of this request's sampling noise, see :func:`noise_key`.
         text_stop: watches for stop strings, where the request has any.
         max_total_tokens: prompt and output together at most.
+        priority: a request with a higher number makes room first.
         arrival: position in the order of submission; earlier goes first.
         num_computed: tokens whose KV is in the pool.
         max_computed: the highest ``num_computed`` ever was.
@@ -125,6 +126,7 @@ class Request:
     noise_key: int
     max_total_tokens: int
     text_stop: TextStop | None = None
+    priority: int = 0
     arrival: int = -1
     status: Status = Status.WAITING
     num_computed: int = 0
@@ -152,6 +154,7 @@ class Request:
         max_model_len: int,
         noise_key: int = 0,
         text_stop: TextStop | None = None,
+        priority: int = 0,
     ) -> Request:
         """Make a request for a prompt; its output ends at ``max_model_len`` at the latest."""
         token_ids = array("i", prompt_token_ids)
@@ -164,6 +167,7 @@ class Request:
             noise_key=noise_key,
             max_total_tokens=min(num_prompt_tokens + params.max_tokens, max_model_len),
             text_stop=text_stop,
+            priority=priority,
         )
 
     @property

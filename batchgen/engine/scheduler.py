@@ -8,10 +8,13 @@ scheduler). All decisions are integers; the result is a frozen step plan.
 from bisect import bisect, insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.admission import Admission, AdmissionPolicy
+from batchgen.engine.block_manager import BlockManager, Claim
+from batchgen.engine.costs import PreemptionCosts
 from batchgen.engine.plan_builder import PlanBuilder
 from batchgen.engine.request import FinishReason, Request, Status, SwappedBlocks
 from batchgen.engine.step import Sample, StepPlan
@@ -19,22 +22,14 @@ from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import SwapSpace
 from batchgen.errors import EngineError, RowError, RowErrorType
 
-
-class AdmissionPolicy(StrEnum):
-    """What a request must find free before it starts.
-
-    ``worst_case`` reserves the prompt and all tokens it may generate, so that nothing
-    is ever preempted. ``prompt`` reserves the prompt and grows on demand; preemption is
-    the safety net.
-    """
-
-    WORST_CASE = "worst_case"
-    PROMPT = "prompt"
+# Rows that let their leader go first in one step; bounds the search behind them.
+_MAX_DEFERRED = 64
 
 
 class PreemptionPolicy(StrEnum):
-    """What happens to the KV of a request that makes room."""
+    """What happens to the KV of a request that makes room; auto is what costs less."""
 
+    AUTO = "auto"
     SWAP = "swap"
     RECOMPUTE = "recompute"
 
@@ -87,6 +82,7 @@ class _Step:
     rows: list[tuple[Request, int]] = field(default_factory=list)
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: bool = False
 
 
@@ -94,8 +90,9 @@ def _by_arrival(request: Request) -> int:
     return request.arrival
 
 
-def _advance(request: Request) -> tuple[int, int]:
-    return request.num_output_tokens, -request.arrival
+def _worth(request: Request) -> tuple[int, int, int]:
+    """Order requests by what is lost if they make room, the least first."""
+    return -request.priority, request.num_output_tokens, -request.arrival
 
 
 class Scheduler:
@@ -112,19 +109,21 @@ class Scheduler:
         stop_rules: StopRules,
         limits: SchedulerLimits,
         *,
-        admission: AdmissionPolicy = AdmissionPolicy.PROMPT,
-        preemption: PreemptionPolicy = PreemptionPolicy.SWAP,
+        admission: AdmissionPolicy = AdmissionPolicy.AUTO,
+        preemption: PreemptionPolicy = PreemptionPolicy.AUTO,
+        costs: PreemptionCosts | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.blocks = blocks
         self.swap_space = swap_space
         self.counters = SchedulerCounters()
+        self.costs = costs or PreemptionCosts()
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self.swapped: list[Request] = []
         self._stop_rules = stop_rules
         self._limits = limits
-        self._admission = admission
+        self._admission = Admission(admission, blocks.block_size, blocks.pool.num_blocks)
         self._preemption = preemption
         self._clock = clock
         self._plans = PlanBuilder(blocks.block_size, limits.max_num_seqs)
@@ -150,7 +149,7 @@ class Scheduler:
                 f"blocks, the pool has {self.blocks.pool.num_blocks}; set pool.num_blocks to at "
                 f"least {needed}"
             )
-            self._fail(request, RowError(RowErrorType.EXCEEDS_KV_CAPACITY, message))
+            self.fail(request, RowError(RowErrorType.EXCEEDS_KV_CAPACITY, message))
             return
         self.waiting.append(request)
 
@@ -170,6 +169,8 @@ class Scheduler:
             EngineError: requests are left but none can run; the state is in the message.
         """
         step = _Step(budget=self._limits.max_num_batched_tokens)
+        self.blocks.begin_step()
+        self.blocks.last_arrival = (self.waiting[0].arrival if self.waiting else self._arrivals) - 1
         self._continue_running(step)
         if not step.preempted:
             self._resume_swapped(step)
@@ -181,7 +182,7 @@ class Scheduler:
         sampling = [(row, r) for row, (r, _) in enumerate(step.rows) if r.num_uncomputed == 0]
         self._sampled = [request for _, request in sampling]
         samples = tuple(self._sample(row, request) for row, request in sampling)
-        return self._plans.build(step.rows, samples, step.swap_out, step.swap_in)
+        return self._plans.build(step.rows, samples, step.swap_out, step.swap_in, step.copies)
 
     def commit(self, plan: StepPlan, tokens: list[int | None]) -> None:
         """Take the sampled tokens of a plan, in the order of its samples.
@@ -190,11 +191,12 @@ class Scheduler:
             plan: the plan that :meth:`schedule` returned last.
             tokens: one token a sample; None where the logits were not numbers.
         """
+        self.blocks.end_step()
         now = self._clock()
         for request, token in zip(self._sampled, tokens, strict=True):
             if token is None:
                 message = "the model's logits are not numbers (NaN) for this row"
-                self._fail(request, RowError(RowErrorType.ENGINE_ERROR, message))
+                self.fail(request, RowError(RowErrorType.ENGINE_ERROR, message))
                 continue
             request.token_ids.append(token)
             self.counters.sampled_tokens += 1
@@ -203,6 +205,16 @@ class Scheduler:
             ended = self._stop_rules.check(request)
             if ended is not None:
                 self._finish(request, *ended)
+
+    def demand_blocks(self) -> int:
+        """Count the blocks that running and preempted requests want at this moment."""
+        demand = self.blocks.pool.num_owned
+        demand += self.swap_space.num_blocks - self.swap_space.num_free
+        for request in self.waiting:
+            if not request.account.num_preemptions:
+                break  # preempted ones stand in front
+            demand += self.blocks.blocks_for(len(request.token_ids))
+        return demand
 
     def describe(self) -> str:
         """Say in a line how queues and pool stand."""
@@ -233,7 +245,7 @@ class Scheduler:
         while not self.blocks.grow(request, num_tokens):
             planned = {row.request_id for row, _ in step.rows}
             candidates = [r for r in self.running.values() if r.request_id not in planned]
-            victim = min(candidates, key=_advance)
+            victim = min(candidates, key=_worth)
             if victim is request and len(self.running) == 1:
                 # It fills the pool alone: no preemption could ever help it.
                 self._finish(request, FinishReason.LENGTH, None)
@@ -280,29 +292,47 @@ class Scheduler:
             self.swapped.pop(0)
 
     def _admit_waiting(self, step: _Step) -> None:
-        while self.waiting and not self.swapped and self._has_place(step):
+        deferred: list[Request] = []
+        while self._may_admit(step) and len(deferred) < _MAX_DEFERRED:
             request = self.waiting[0]
-            if not self._start(step, request):
+            claim = self.blocks.claim(request)
+            if self._pays_to_wait(claim):
+                deferred.append(self.waiting.popleft())
+                continue
+            if not self._fits(request, claim.needed):
                 break
             self.waiting.popleft()
+            self._start(step, request, claim)
+        self.waiting.extendleft(reversed(deferred))
+
+    def _may_admit(self, step: _Step) -> bool:
+        return bool(self.waiting) and not self.swapped and self._has_place(step)
 
     def _has_place(self, step: _Step) -> bool:
         return step.budget > 0 and len(self.running) < self._limits.max_num_seqs
 
-    def _start(self, step: _Step, request: Request) -> bool:
-        matched = self.blocks.match(request)
-        new, pinned = self.blocks.num_new_blocks(matched, len(request.token_ids))
-        if not self._fits(request, new + pinned):
-            return False
-        taken = self.blocks.take(request, matched, len(request.token_ids))
-        assert taken
+    def _pays_to_wait(self, claim: Claim) -> bool:
+        """Whether the row should let its leader go first.
+
+        This step writes the rest of what they share; in the next one it is copied instead
+        of computed, and other rows can use the place in this one.
+        """
+        partial = claim.match.partial
+        return partial is not None and not self.blocks.is_written(claim.match)
+
+    def _start(self, step: _Step, request: Request, claim: Claim) -> None:
+        self._take(step, request, claim)
         if request.timeline.admitted is None:
             request.timeline.admitted = self._clock()
             request.account.cached_tokens = request.num_computed
             self.counters.cached_tokens += request.num_computed
             self.counters.started_requests += 1
         self._run(step, request)
-        return True
+
+    def _take(self, step: _Step, request: Request, claim: Claim) -> None:
+        copy = self.blocks.take(request, claim)
+        if copy is not None:
+            step.copies.append(copy)
 
     def _fits(self, request: Request, needed: int) -> bool:
         """Whether taking ``needed`` available blocks leaves what the policy keeps free."""
@@ -311,17 +341,10 @@ class Scheduler:
             return False
         if not self.running:
             return True
-        growths = [self._growth(r, len(r.block_table)) for r in self.running.values()]
-        growths.append(self._growth(request, self.blocks.blocks_for(len(request.token_ids))))
-        if self._admission is AdmissionPolicy.WORST_CASE:
-            return needed + sum(growths) <= available
-        # A block for each row that can still grow: no preemption before that is used up.
-        return needed + sum(growth > 0 for growth in growths) <= available
-
-    def _growth(self, request: Request, held: int) -> int:
-        """Blocks that the request may still come to need; its last token is never stored."""
-        most = self.blocks.blocks_for(request.max_total_tokens - 1)
-        return max(0, min(most, self.blocks.pool.num_blocks) - held)
+        growth = self._admission.growth
+        kept = growth(request, self.blocks.blocks_for(len(request.token_ids)))
+        kept += sum(growth(row, len(row.block_table)) for row in self.running.values())
+        return needed + kept <= available
 
     def _run(self, step: _Step, request: Request) -> None:
         request.status = Status.RUNNING
@@ -339,7 +362,7 @@ class Scheduler:
             # Even alone it could not hold its next token.
             self._finish(victim, FinishReason.LENGTH, None)
             return
-        if self._preemption is PreemptionPolicy.SWAP and self._swap_out(step, victim):
+        if self._swap_out(step, victim):
             victim.status = Status.SWAPPED
             insort(self.swapped, victim, key=_by_arrival)
         else:
@@ -349,21 +372,29 @@ class Scheduler:
         self.blocks.release(victim)
 
     def _swap_out(self, step: _Step, victim: Request) -> bool:
-        """Copy the private blocks to the CPU pool; False where it has no room.
+        """Copy the private blocks to the CPU pool; False where recompute is to be.
 
         Blocks that others hold stay with them and are matched again on the way back.
         """
         first = self.blocks.num_shared(victim)
         last = self.blocks.blocks_for(victim.num_computed)
         private = victim.block_table[first:last]
+        if not private or not self._prefers_swap(victim, first, len(private)):
+            return False
         cpu_blocks = self.swap_space.allocate(len(private))
-        if cpu_blocks is None or not private:
+        if cpu_blocks is None:
             return False
         victim.swapped = SwappedBlocks(first, cpu_blocks, victim.num_computed)
         step.swap_out += zip(private, cpu_blocks, strict=True)
         victim.account.swapped_out_blocks += len(private)
         self.counters.swapped_out_blocks += len(private)
         return True
+
+    def _prefers_swap(self, victim: Request, first: int, num_blocks: int) -> bool:
+        if self._preemption is PreemptionPolicy.AUTO:
+            num_tokens = victim.num_computed - first * self.blocks.block_size
+            return self.costs.swap_is_cheaper(num_blocks, num_tokens)
+        return self._preemption is PreemptionPolicy.SWAP
 
     def _swap_in(self, step: _Step, request: Request) -> bool:
         """Bring a swapped request back to run; False where there is no room yet.
@@ -372,15 +403,17 @@ class Scheduler:
         the CPU pool. Where neither has a block, the request is computed again.
         """
         assert request.swapped is not None
-        matched = self.blocks.match(request)
-        new, pinned = self.blocks.num_new_blocks(matched, len(request.token_ids))
-        if not self._fits(request, new + pinned):
+        claim = self.blocks.claim(request)
+        if not self._fits(request, claim.needed):
             return False
-        taken = self.blocks.take(request, matched, len(request.token_ids))
-        assert taken
         copy, request.swapped = request.swapped, None
-        if len(matched) >= copy.first:
-            self._plan_swap_in(step, request, copy, len(matched))
+        num_matched = len(claim.match.chain)
+        if num_matched >= copy.first:
+            # The CPU pool has all that follows; no part of a block need be copied.
+            self.blocks.take(request, replace(claim, match=claim.match.whole_blocks()))
+            self._plan_swap_in(step, request, copy, num_matched)
+        else:
+            self._take(step, request, claim)
         self.swap_space.release(copy.blocks)
         self._run(step, request)
         return True
@@ -401,16 +434,28 @@ class Scheduler:
 
     # -- the one exit -----------------------------------------------------------------
 
-    def _fail(self, request: Request, error: RowError) -> None:
+    def fail(self, request: Request, error: RowError) -> None:
+        """End a request, wherever it stands, without letting others use its KV."""
+        if request.status is Status.WAITING and request.arrival >= 0:
+            with suppress(ValueError):
+                self.waiting.remove(request)
+        elif request.status is Status.SWAPPED:
+            self.swapped.remove(request)
         request.error = error
+        self.blocks.discard(request)
         self._finish(request, FinishReason.ERROR, None)
 
     def _finish(self, request: Request, reason: FinishReason, stop_reason: str | None) -> None:
         self._stop_running(request)
         self.blocks.release(request)
+        if request.swapped is not None:
+            self.swap_space.release(request.swapped.blocks)
+            request.swapped = None
         request.status = Status.FINISHED
         request.finish_reason = reason
         request.stop_reason = stop_reason
         request.timeline.finished = self._clock()
         self.counters.finished_requests += 1
+        if request.error is None:
+            self._admission.lengths.add(request.num_output_tokens)
         self._finished.append(request)

@@ -40,7 +40,8 @@ class Sample:
 class StepPlan:
     """What one forward pass computes. R rows, T tokens, rows one after another.
 
-    The runtime first does ``swap_out``, then ``swap_in``, then the forward pass; within
+    The runtime first does ``swap_out``, then ``copies``, then ``swap_in``, then the forward
+    pass; within
     each layer it writes the K and V of all T tokens before any row attends.
 
     Attributes:
@@ -54,6 +55,7 @@ class StepPlan:
         samples: the tokens to sample, in row order.
         swap_out: [N, 2] copies from pool block to CPU block.
         swap_in: [N, 2] copies from CPU block to pool block.
+        copies: [N, 2] copies from pool block to pool block; no block is source and target.
     """
 
     step: int
@@ -66,6 +68,7 @@ class StepPlan:
     samples: tuple[Sample, ...]
     swap_out: IntArray
     swap_in: IntArray
+    copies: IntArray
 
     @property
     def num_rows(self) -> int:

@@ -121,8 +121,8 @@ class PrefixGroup:
         remainder: tokens of the prefix behind its last whole block.
         tokens_saved: tokens that need not be computed because these requests share this
             prefix, beyond what they share in a wider group already.
-        tokens_lost: shared tokens computed again all the same, because they lie behind
-            the last whole block where these requests part.
+        tokens_lost: shared tokens behind the last whole block where these requests part:
+            computed again if only whole blocks were shared.
         position: place in prefix order of the first request.
     """
 

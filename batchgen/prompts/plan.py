@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from batchgen.prompts.future import PlannedFuture
 from batchgen.prompts.order import (
     PrefixGroup,
     Rows,
@@ -40,6 +41,8 @@ class Plan:
         requests: requests of the rows in ``order``.
         prompt_tokens: prompt tokens of all rows without errors, once a row.
         request_tokens: prompt tokens of all requests: the prefill without any sharing.
+        block_size: tokens in a block.
+        windows: groups of rows that were sorted on their own; the floors are their sums.
         prefill_tokens_floor: the least prefill that exact sharing by the token leaves.
         prefill_tokens_floor_block: the same where whole blocks are shared.
         expected_prefill_tokens: the prefill to expect in this order.
@@ -49,6 +52,7 @@ class Plan:
         groups: the shared prefixes that save most.
         group_row_index: position in the input of each group's first row.
         row_errors: rows with errors by type.
+        future: which request is the next to need a prefix, for the engine's eviction.
     """
 
     order: Rows
@@ -58,6 +62,7 @@ class Plan:
     prompt_tokens: int
     request_tokens: int
     block_size: int
+    windows: int
     prefill_tokens_floor: int
     prefill_tokens_floor_block: int
     expected_prefill_tokens: int
@@ -68,6 +73,7 @@ class Plan:
     groups: Sequence[PrefixGroup]
     group_row_index: Sequence[int]
     row_errors: Mapping[str, int]
+    future: PlannedFuture
 
     @property
     def num_duplicates(self) -> int:
@@ -87,6 +93,7 @@ class Plan:
             "prompt_tokens",
             "request_tokens",
             "block_size",
+            "windows",
             "prefill_tokens_floor",
             "prefill_tokens_floor_block",
             "expected_prefill_tokens",
@@ -118,8 +125,8 @@ class Plan:
         ]
         lines += [
             f"shared prefix of {group.tokens:,} tokens: {group.rows:,} requests, saves "
-            f"{group.tokens_saved:,}; {group.remainder} tokens behind the last block lose "
-            f"{group.tokens_lost:,}"
+            f"{group.tokens_saved:,}; the {group.remainder} tokens behind its last block are "
+            f"copied ({group.tokens_lost:,} that blocks alone would lose)"
             for group in self.groups[:3]
         ]
         return "\n".join(lines)
@@ -133,6 +140,7 @@ def make_plan(
     block_size: int,
     prefix_caching: bool,
     order: str,
+    window_rows: int | None = None,
     done: npt.NDArray[np.bool_] | None = None,
 ) -> Plan:
     """Plan a job over its prompts.
@@ -144,6 +152,9 @@ def make_plan(
         block_size: tokens in a block of the pool.
         prefix_caching: whether blocks are shared at all.
         order: ``prefix``, ``input`` or ``length`` (longest prompt first).
+        window_rows: rows sorted together; more take more memory, and fewer windows share
+            more. None sorts all at once. Rows of different windows are not counted as
+            sharing anything, in the floors neither.
         done: for each store row whether an earlier run has its result already; such rows
             count in nothing but ``rows`` and ``row_errors``.
     """
@@ -154,16 +165,18 @@ def make_plan(
     rows, duplicates = find_duplicates(store.ids, good, [result_key(params[row]) for row in good])
     samples = np.asarray([each.n if not each.is_greedy else 1 for each in params], np.int64)
     max_tokens = np.asarray([min(each.max_tokens, max_model_len) for each in params], np.int64)
-    by_prefix = prefix_order(store.ids, rows)
-    lengths, lcp = _requests(store, by_prefix, samples)
+    windows = _windows(store, rows, window_rows)
+    by_prefix = np.concatenate([np.empty(0, np.int64), *windows])
+    lengths, lcp = _requests(store, windows, samples)
     needs = lengths + np.repeat(max_tokens[by_prefix], samples[by_prefix])
     needs = np.minimum(needs, max_model_len)
     floor_block = prefill_tokens(lengths, lcp, block_size)
-    ordered, expected, basis = by_prefix, floor_block, "whole blocks shared in prefix order"
+    floor = prefill_tokens(lengths, lcp)
+    ordered, expected, basis = by_prefix, floor, "shared by the token in prefix order"
     if order != "prefix":
         ordered = rows if order == "input" else length_order(store.lengths, rows)
-        expected = prefill_tokens(*_requests(store, ordered, samples), block_size)
-        basis = f"{order} order, counting on the row before alone; a large pool does better"
+        basis = f"{order} order, if the pool keeps what later rows need"
+    ordered = ordered[np.argsort(store.priorities[ordered], kind="stable")]
     if not prefix_caching:
         expected, basis = int(lengths.sum()), "every prompt whole, prefix caching is off"
     groups = prefix_groups(lcp, block_size, MAX_GROUPS)
@@ -176,7 +189,8 @@ def make_plan(
         prompt_tokens=int(store.lengths[good].sum(dtype=np.int64)),
         request_tokens=int(lengths.sum()),
         block_size=block_size,
-        prefill_tokens_floor=prefill_tokens(lengths, lcp),
+        windows=len(windows),
+        prefill_tokens_floor=floor,
         prefill_tokens_floor_block=floor_block,
         expected_prefill_tokens=expected,
         expected_basis=basis,
@@ -186,12 +200,36 @@ def make_plan(
         groups=groups,
         group_row_index=[int(row_index[group.position]) for group in groups],
         row_errors=dict(Counter(error.type.value for _, error in store.errors())),
+        future=PlannedFuture(_request_numbers(ordered, by_prefix, samples), lcp),
     )
 
 
-def _requests(store: PromptStore, rows: Rows, samples: Rows) -> tuple[Rows, Rows]:
-    """Return prompt length and shared tokens of every request of these rows, in order."""
-    return repeat_rows(store.lengths[rows], neighbour_lcp(store.ids, rows), samples[rows])
+def _windows(store: PromptStore, rows: Rows, window_rows: int | None) -> list[Rows]:
+    """Sort the rows by their tokens, window by window."""
+    size = window_rows or max(1, len(rows))
+    return [
+        prefix_order(store.ids, rows[start : start + size]) for start in range(0, len(rows), size)
+    ]
+
+
+def _requests(store: PromptStore, windows: Sequence[Rows], samples: Rows) -> tuple[Rows, Rows]:
+    """Return prompt length and shared tokens of every request, in prefix order."""
+    rows = np.concatenate([np.empty(0, np.int64), *windows])
+    shared = np.concatenate(
+        [np.empty(0, np.int64), *(neighbour_lcp(store.ids, window) for window in windows)]
+    )
+    return repeat_rows(store.lengths[rows], shared, samples[rows])
+
+
+def _request_numbers(ordered: Rows, by_prefix: Rows, samples: Rows) -> Rows:
+    """Number the requests in running order, and give them in prefix order."""
+    first = np.zeros(len(samples), np.int64)
+    counts = samples[ordered]
+    first[ordered] = np.cumsum(counts) - counts
+    counts = samples[by_prefix]
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    numbers: Rows = np.repeat(first[by_prefix], counts) + within
+    return numbers
 
 
 def _percentile(values: npt.NDArray[np.int64], percent: int) -> int:

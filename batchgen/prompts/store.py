@@ -23,6 +23,7 @@ def store_schema(id_type: pa.DataType) -> pa.Schema:
             pa.field("id", id_type),
             pa.field("token_ids", pa.list_(pa.int32())),
             pa.field("sampling_params", pa.string()),
+            pa.field("priority", pa.int64(), nullable=False),
             pa.field("error_type", pa.string()),
             pa.field("error_message", pa.string()),
         ]
@@ -108,6 +109,12 @@ class PromptStore:
     def row_index(self) -> npt.NDArray[np.int64]:
         """Position in the input of every store row ``[num_rows]``."""
         columns = [batch.column("row_index").to_numpy() for batch in self._batches]
+        return _joined(columns, np.int64)
+
+    @cached_property
+    def priorities(self) -> npt.NDArray[np.int64]:
+        """Priority of every store row ``[num_rows]``; lower numbers go first."""
+        columns = [batch.column("priority").to_numpy() for batch in self._batches]
         return _joined(columns, np.int64)
 
     @property

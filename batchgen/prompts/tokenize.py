@@ -5,6 +5,7 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchgen.errors import RowError
 from batchgen.prompts.encoder import PromptEncoder
@@ -41,6 +42,8 @@ def tokenize_batches(
     tokenizer: Tokenizer | None,
     limits: Limits,
     sampling: SamplingParams,
+    *,
+    priority_column: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Render and tokenise rows, one store batch for each batch of rows.
 
@@ -48,6 +51,7 @@ def tokenize_batches(
         rows: batches with the renderer's columns.
         tokenizer: may be None only where the renderer's source is token ids.
         sampling: the job's parameters, which a row's own override.
+        priority_column: integer column of the batches; a null counts as 0.
 
     Yields:
         Batches of the :class:`~batchgen.prompts.store.PromptStore` schema.
@@ -56,13 +60,15 @@ def tokenize_batches(
     row_sampling = RowSampling(sampling)
     for batch in rows:
         results = encoder.encode(renderer.render(batch.table))
-        yield _store_batch(batch, results, list(row_sampling.overrides(batch.table)))
+        overrides = list(row_sampling.overrides(batch.table))
+        yield _store_batch(batch, results, overrides, _priorities(batch.table, priority_column))
 
 
 def _store_batch(
     batch: RowBatch,
     results: Sequence[IdArray | RowError],
     overrides: Sequence[str | RowError | None],
+    priorities: pa.Array,
 ) -> pa.RecordBatch:
     outcomes = [
         override if isinstance(override, RowError) and not isinstance(result, RowError) else result
@@ -75,10 +81,17 @@ def _store_batch(
         batch.ids,
         _list_array([None if isinstance(outcome, RowError) else outcome for outcome in outcomes]),
         pa.array([None if isinstance(each, RowError) else each for each in overrides], pa.string()),
+        priorities,
         pa.array([error and error.type.value for error in errors], pa.string()),
         pa.array([error and _storable(error.message) for error in errors], pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=store_schema(batch.ids.type))
+
+
+def _priorities(table: pa.RecordBatch, column: str | None) -> pa.Array:
+    if column is None:
+        return pa.array(np.zeros(table.num_rows, np.int64))
+    return pc.fill_null(pc.cast(table.column(column), pa.int64()), 0)
 
 
 def _list_array(rows: Sequence[IdArray | None]) -> pa.ListArray:

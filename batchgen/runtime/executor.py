@@ -30,6 +30,7 @@ class ModelExecutor:
         """Run a plan; see :class:`batchgen.engine.loop.Executor`."""
         started = time.perf_counter()
         self.cache.swap_out(plan.swap_out)
+        self.cache.copy(plan.copies)
         self.cache.swap_in(plan.swap_in)
         self.swap_s += time.perf_counter() - started
         logits = self.logits(plan)

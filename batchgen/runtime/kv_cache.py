@@ -1,5 +1,6 @@
 """The KV pool's tensors, the CPU pool beside it, and the copies between the two."""
 
+import zlib
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +61,19 @@ class KVCache:
         """Copy blocks back: [N, 2] of (CPU block, pool block)."""
         self._copy(copies, self._swap_keys, self.keys)
         self._copy(copies, self._swap_values, self.values)
+
+    def copy(self, copies: IntArray) -> None:
+        """Copy blocks within the pool: [N, 2] of (source, target)."""
+        self._copy(copies, self.keys, self.keys)
+        self._copy(copies, self.values, self.values)
+
+    def checksum(self, block: int, num_tokens: int) -> int:
+        """Give a checksum over the K and V of a block's first tokens in all layers."""
+        total = 0
+        for tensor in (*self.keys, *self.values):
+            content = tensor[block, :num_tokens].contiguous().cpu().view(torch.uint8)
+            total = zlib.crc32(content.numpy().tobytes(), total)
+        return total
 
     def poison(self, blocks: list[int], value: float = float("nan")) -> None:
         """Overwrite blocks; a read of one that was not written since then shows up."""

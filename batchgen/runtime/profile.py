@@ -37,6 +37,7 @@ def full_step(num_tokens: int, num_rows: int, block_size: int) -> StepPlan:
         samples=samples,
         swap_out=np.zeros((0, 2), dtype=np.int64),
         swap_in=np.zeros((0, 2), dtype=np.int64),
+        copies=np.zeros((0, 2), dtype=np.int64),
     )
 
 

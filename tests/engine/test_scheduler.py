@@ -2,39 +2,26 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.loop import Engine
 from batchgen.engine.request import FinishReason, Request
-from batchgen.engine.scheduler import AdmissionPolicy, PreemptionPolicy, Scheduler
+from batchgen.engine.scheduler import PreemptionPolicy, Scheduler
 from batchgen.errors import RowErrorType
 from batchgen.sampling import SamplingParams
-from tests.drive import make_requests, make_scheduler, run_all
+from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
 from tests.fake_model import FakeExecutor, generate
-from tests.invariants import check_invariants
-
-
-def _engine(scheduler: Scheduler, **given_: Any) -> tuple[Engine, FakeExecutor]:
-    """An engine over the fake model that forgets freed blocks and checks invariants."""
-
-    def before(plan: Any) -> None:
-        check_invariants(scheduler, plan)
-        if not len(plan.swap_out):
-            executor.forget(scheduler.blocks.pool.free_blocks())
-
-    executor = FakeExecutor(scheduler.blocks.block_size, before=before, **given_)
-    return Engine(scheduler, executor), executor
 
 
 def _run(
     engine: Engine | Scheduler, prompts: Sequence[Sequence[int]], max_tokens: int = 5
 ) -> tuple[list[Request], FakeExecutor]:
     if isinstance(engine, Scheduler):
-        engine, _ = _engine(engine)
+        engine, _ = make_engine_over_fake(engine)
     executor = engine._executor
     executor.plans.clear()
     requests = make_requests(prompts, SamplingParams(max_tokens=max_tokens))
@@ -81,7 +68,7 @@ def test_outputs_never_depend_on_pool_budget_sharing_or_preemption(data: st.Data
 
 def test_a02_a_reused_block_is_not_found_under_its_old_prefix() -> None:
     scheduler = make_scheduler(3, 4)
-    engine, _ = _engine(scheduler)
+    engine, _ = make_engine_over_fake(scheduler)
     x, y, tail = [1, 1, 1, 1], [2, 2, 2, 2], [7, 7, 7, 7]
     for prompt in ([*x, *tail, 5], [*y, *tail, 5], [*x, *tail, 5]):
         requests, _ = _run(engine, [prompt], 1)
@@ -102,7 +89,7 @@ def test_a06_rows_that_share_a_prefix_hit_it_in_the_step_that_writes_it() -> Non
 
 def test_a09_a_failed_admission_changes_no_reference() -> None:
     scheduler = make_scheduler(5, 4, max_num_seqs=4)
-    engine, _ = _engine(scheduler)
+    engine, _ = make_engine_over_fake(scheduler)
     prefix = [3] * 8
     run_all(engine, make_requests([[*prefix, 1]], SamplingParams(max_tokens=1)))
     holder = Request.create(10, [5] * 6, SamplingParams(max_tokens=6), max_model_len=99)
@@ -122,7 +109,7 @@ def test_a09_a_failed_admission_changes_no_reference() -> None:
 
 
 def test_a10_a_matched_block_cannot_be_taken_before_it_is_pinned() -> None:
-    engine, _ = _engine(make_scheduler(4, 4))
+    engine, _ = make_engine_over_fake(make_scheduler(4, 4))
     _run(engine, [[1] * 5], 1)
     # The only room for the first row is the block that the second one would hit.
     requests, _ = _run(engine, [[2] * 13, [1] * 5], 2)
@@ -130,7 +117,7 @@ def test_a10_a_matched_block_cannot_be_taken_before_it_is_pinned() -> None:
 
 
 def test_a11_a_hit_row_writes_behind_its_prefix_only() -> None:
-    engine, _ = _engine(make_scheduler(8, 4))
+    engine, _ = make_engine_over_fake(make_scheduler(8, 4))
     shared = list(range(8))
     _run(engine, [[*shared, 9]], 1)
     requests, executor = _run(engine, [[50, 51, 52], [*shared, 20, 21, 22]], 1)
@@ -178,13 +165,14 @@ def test_b05_a_recomputed_row_prefills_its_prompt_and_what_it_generated() -> Non
 def test_b06_a_preempted_row_hits_its_own_cached_blocks() -> None:
     scheduler = make_scheduler(6, 4, preemption=PreemptionPolicy.RECOMPUTE)
     row = Request.create(0, [1] * 9, SamplingParams(max_tokens=3), max_model_len=99)
-    engine, executor = _engine(scheduler)
+    engine, executor = make_engine_over_fake(scheduler)
     scheduler.add(row)
     engine.step()
     scheduler._preempt(_NoStep(), row)
     engine.step()
-    assert executor.plans[-1].num_tokens == 2  # one of the prompt, one generated
-    assert row.account.recomputed_tokens == 1
+    # Two whole blocks are hit, the ninth token is copied: the generated one is left.
+    assert executor.plans[-1].num_tokens == 1
+    assert row.account.recomputed_tokens == 0
 
 
 class _NoStep:
@@ -194,7 +182,7 @@ class _NoStep:
 
 def test_b08_every_running_row_progresses_when_one_is_forced_out() -> None:
     scheduler = make_scheduler(7, 4, prefix_caching=False, preemption=PreemptionPolicy.RECOMPUTE)
-    engine, _ = _engine(scheduler)
+    engine, _ = make_engine_over_fake(scheduler)
     requests = make_requests([[1] * 5, [2] * 5, [3] * 5], SamplingParams(max_tokens=12))
     for request in requests:
         scheduler.add(request)
@@ -281,14 +269,16 @@ def test_rows_are_pulled_from_the_source_only_as_they_are_needed() -> None:
 
 def test_logits_that_are_not_numbers_fail_their_row_only() -> None:
     scheduler = make_scheduler(16, 4)
-    engine, _ = _engine(scheduler, choose=lambda tokens: None if tokens[0] == 2 else 7)
+    engine, _ = make_engine_over_fake(
+        scheduler, choose=lambda tokens: None if tokens[0] == 2 else 7
+    )
     requests = run_all(engine, make_requests([[1], [2], [3]], SamplingParams(max_tokens=3)))
     assert [r.output_token_ids for r in requests] == [[7] * 3, [], [7] * 3]
     assert requests[1].error.type is RowErrorType.ENGINE_ERROR
 
 
 def test_c11_a_second_run_returns_its_own_rows() -> None:
-    engine, _ = _engine(make_scheduler(32, 4))
+    engine, _ = make_engine_over_fake(make_scheduler(32, 4))
     for first in (0, 3):
         prompts = [[first + i] * 3 for i in range(3)]
         requests, _ = _run(engine, prompts, 4)

@@ -50,7 +50,8 @@ def test_a_plan_orders_good_rows_by_prefix_and_counts_the_rest(store_of):
     assert (plan.rows, plan.requests, plan.num_duplicates) == (7, 3, 1)
     assert (plan.prompt_tokens, plan.request_tokens) == (11 + 2 + 12 + 11, 11 + 2 + 12)
     assert plan.prefill_tokens_floor == 2 + 11 + 2
-    assert plan.prefill_tokens_floor_block == plan.expected_prefill_tokens == 2 + 11 + 12 - 8
+    assert plan.prefill_tokens_floor_block == 2 + 11 + 12 - 8
+    assert plan.expected_prefill_tokens == plan.prefill_tokens_floor
 
 
 def test_a_shared_prefix_that_misses_the_block_border_says_what_it_loses(store_of):
@@ -66,8 +67,29 @@ def test_other_orders_have_the_same_floor_and_an_expectation_that_says_its_basis
         assert plan.order.tolist() == expected
         assert plan.prefill_tokens_floor_block == 17
         assert order in plan.expected_basis
-    assert plan_of(store, order="input").expected_prefill_tokens == 25
-    assert plan_of(store, order="length").expected_prefill_tokens == 17
+        assert plan.expected_prefill_tokens == plan.prefill_tokens_floor
+
+
+def test_windows_are_sorted_alone_and_the_floors_are_their_sums(store_of):
+    store = store_of(ROWS)
+    plan = plan_of(store, window_rows=2)
+    assert (plan.order.tolist(), plan.windows) == ([1, 0, 2], 2)
+    # The rows that share ten tokens stand in two windows.
+    assert plan.prefill_tokens_floor == plan.request_tokens == 25
+    assert plan_of(store, window_rows=100).windows == 1
+
+
+def test_the_plans_future_knows_the_next_request_of_a_prefix(store_of):
+    store = store_of([[*HEAD, 1], [7, 7], [*HEAD, 2, 3]])
+    in_order, in_input_order = plan_of(store), plan_of(store, order="input")
+    assert in_order.order.tolist() == [1, 0, 2]
+    assert in_order.future.next_use(1, 8, after=1) == 2
+    assert in_order.future.next_use(1, 11, after=1) is None
+    assert in_input_order.future.next_use(0, 8, after=0) == 2
+    # Two samples of a row are two requests.
+    random = plan_of(store, JOB.override({"n": 2, "temperature": 1.0}))
+    assert random.requests == 6
+    assert [random.future.next_use(2, 8, after) for after in (2, 3, 4, 5)] == [3, 4, 5, None]
 
 
 def test_without_prefix_caching_every_prompt_is_computed_whole(store_of):

@@ -14,6 +14,7 @@ def batch(first, rows):
         [2**60 + first + at for at in range(len(rows))],
         [None if is_bad else row for row, is_bad in zip(rows, bad, strict=True)],
         ['{"max_tokens": 3}' if at == 0 else None for at in range(len(rows))],
+        [at % 2 for at in range(len(rows))],
         [row if is_bad else None for row, is_bad in zip(rows, bad, strict=True)],
         ["why" if is_bad else None for is_bad in bad],
     ]

@@ -253,3 +253,12 @@ def test_batches_are_made_one_at_a_time_as_they_are_asked_for(tokenizer, batch_o
     batches = tokenize_batches(rows(), renderer, tokenizer, LIMITS, SamplingParams())
     next(batches)
     assert taken == [0]
+
+
+def test_a_priority_column_is_kept_and_null_is_zero(batch_of):
+    batch = batch_of([{"prompt_token_ids": [1], "rank": rank} for rank in (3, None, -2)])
+    renderer = Renderer(PromptSpec(), batch.table.schema, None)
+    (out,) = tokenize_batches(
+        [batch], renderer, None, Limits(8, 10), SamplingParams(), priority_column="rank"
+    )
+    assert out.column("priority").to_pylist() == [3, 0, -2]

@@ -1,0 +1,93 @@
+"""Why the hit rate is what it is, and what would raise it."""
+
+from dataclasses import dataclass
+
+# Below this share of the shareable tokens a loss is not worth a line.
+_NOTEWORTHY = 0.01
+# Preemptions for each request from which on they are called frequent.
+_FREQUENT = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class HitFigures:
+    """Prompt tokens of the run's requests, by what became of them.
+
+    Attributes:
+        request_tokens: prompt tokens of all requests.
+        shareable_tokens: of them, those that sharing by the token leaves out of the floor.
+        shared_tokens: those that were not computed.
+        uncopied_tokens: shared with a part of a block that could not be held for a copy.
+    """
+
+    request_tokens: int
+    shareable_tokens: int
+    shared_tokens: int
+    uncopied_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """What preemptions said about the pool's size.
+
+    Attributes:
+        num_blocks: blocks of the pool.
+        peak_demand: blocks that running and preempted requests wanted at once, at most.
+        peak_running: most requests at once.
+        preemptions: times a request made room.
+        requests: requests of the run.
+    """
+
+    num_blocks: int
+    peak_demand: int
+    peak_running: int
+    preemptions: int
+    requests: int
+
+
+def lost_tokens(figures: HitFigures, *, order: str, prefix_caching: bool) -> dict[str, int]:
+    """Split what could have been shared and was not, by cause.
+
+    Returns:
+        ``prefix_caching_off``, ``block_borders``, ``order`` and ``eviction``; in prefix
+        order what is lost is lost to eviction, in another order to that order, which
+        keeps prefixes apart for longer than the pool can hold them.
+    """
+    lost = max(0, figures.shareable_tokens - figures.shared_tokens)
+    causes = dict.fromkeys(("prefix_caching_off", "block_borders", "order", "eviction"), 0)
+    if not prefix_caching:
+        return causes | {"prefix_caching_off": lost}
+    causes["block_borders"] = min(lost, figures.uncopied_tokens)
+    rest = lost - causes["block_borders"]
+    return causes | {("eviction" if order == "prefix" else "order"): rest}
+
+
+def explain(
+    figures: HitFigures, pool: PoolFigures, *, order: str, prefix_caching: bool
+) -> list[str]:
+    """Say in a few lines what was shared, what was lost and what to change."""
+    total = max(1, figures.request_tokens)
+    lines = [
+        f"shared {figures.shared_tokens:,} of {figures.shareable_tokens:,} shareable prompt "
+        f"tokens ({figures.shared_tokens / total:.1%} of {figures.request_tokens:,})"
+    ]
+    causes = lost_tokens(figures, order=order, prefix_caching=prefix_caching)
+    advice = {
+        "prefix_caching_off": "set pool.prefix_caching=true",
+        "block_borders": "the pool had no block left to copy from; raise pool.num_blocks",
+        "order": f"schedule.order={order} keeps rows with one prefix apart; use "
+        f"schedule.order=prefix or raise pool.num_blocks",
+        "eviction": "the pool is too small for the rows in flight; raise pool.num_blocks or "
+        "lower engine.max_num_seqs",
+    }
+    lines += [
+        f"lost {tokens:,} tokens to {cause.replace('_', ' ')}: {advice[cause]}"
+        for cause, tokens in causes.items()
+        if tokens > _NOTEWORTHY * max(1, figures.shareable_tokens)
+    ]
+    if pool.preemptions > _FREQUENT * max(1, pool.requests):
+        fewer = max(1, pool.peak_running * pool.num_blocks // max(1, pool.peak_demand))
+        lines.append(
+            f"{pool.preemptions} preemptions for {pool.requests} requests: pool.num_blocks="
+            f"{pool.peak_demand} or engine.max_num_seqs={fewer} would avoid them"
+        )
+    return lines

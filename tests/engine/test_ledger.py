@@ -1,0 +1,92 @@
+"""`engine.debug`: planted faults are caught and named."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchgen.engine.ledger import DebugLedger
+from batchgen.engine.loop import Engine
+from batchgen.errors import EngineError
+from batchgen.runtime.debug import DebugExecutor
+from batchgen.runtime.executor import ModelExecutor
+from batchgen.runtime.kv_cache import KVCache
+from batchgen.runtime.model import ModelSource, load_model
+from batchgen.sampling import SamplingParams
+from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
+from tests.fake_model import FakeExecutor
+from tests.tiny_models import save
+
+_PROMPTS = [[*range(3, 13), 20 + i, 30 + i] for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory):
+    loaded = load_model(
+        ModelSource(str(save("llama", Path(tmp_path_factory.mktemp("llama"))))),
+        dtype="float32",
+        device=torch.device("cpu"),
+        max_model_len=None,
+    )
+
+    def make(executor_class=ModelExecutor):
+        scheduler = make_scheduler(40, 4)
+        cache = KVCache(
+            loaded.layers, 40, 4, num_swap_blocks=0, dtype=torch.float32, device=torch.device("cpu")
+        )
+        lines: list[str] = []
+        executor = executor_class(loaded.model, cache)
+        debug = DebugExecutor(executor, DebugLedger(scheduler), lines.append)
+        return Engine(scheduler, debug), lines
+
+    return make
+
+
+def test_a_sound_run_passes_and_prints_every_table(parts) -> None:
+    engine, lines = parts()
+    run_all(engine, make_requests(_PROMPTS, SamplingParams(max_tokens=4, ignore_eos=True)))
+    assert len(lines) == engine.stats.steps
+    assert "request 0: 12 of 12 tokens computed, blocks 0x1 1x1 2x1" in lines[0]
+    assert any("x4" in line for line in lines)
+
+
+def test_a_store_into_shared_blocks_is_caught_by_the_checksum(parts) -> None:
+    class Overwriting(ModelExecutor):
+        def execute(self, plan):
+            tokens = super().execute(plan)
+            if plan.step == 2:
+                self.cache.keys[1][0, 1] += 1
+            return tokens
+
+    engine, _ = parts(Overwriting)
+    with pytest.raises(EngineError, match="step 2 changed block 0"):
+        run_all(engine, make_requests(_PROMPTS, SamplingParams(max_tokens=6, ignore_eos=True)))
+
+
+def test_a_plan_that_writes_into_a_shared_block_is_refused() -> None:
+    scheduler = make_scheduler(20, 4)
+    ledger = DebugLedger(scheduler)
+    engine, executor = make_engine_over_fake(scheduler)
+    run_all(engine, make_requests(_PROMPTS[:1], SamplingParams(max_tokens=3)))
+    plan = executor.plans[-1]
+    plan.slots[:] = 1
+    with pytest.raises(EngineError, match="writes slot 1 of block 0"):
+        ledger.check_plan(plan)
+
+
+def test_a_leak_names_the_request_and_the_step() -> None:
+    scheduler = make_scheduler(20, 4)
+    ledger = DebugLedger(scheduler)
+    executor = FakeExecutor(4)
+    engine = Engine(scheduler, executor)
+    for request in make_requests(_PROMPTS[:2], SamplingParams(max_tokens=3)):
+        scheduler.add(request)
+    engine.step()
+    engine.step()
+    ledger.check_plan(executor.plans[-1])
+    held = scheduler.running[1].block_table[-1]
+    scheduler.blocks.pool.pin([held])
+    while scheduler.num_unfinished:
+        engine.step()
+    with pytest.raises(EngineError, match=f"block {held} was last in the table of request 1, in"):
+        ledger.check_end()
