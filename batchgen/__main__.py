@@ -1,8 +1,17 @@
 """``python -m batchgen``."""
 
+import signal
 import sys
+from types import FrameType
 
 from batchgen.cli.app import main
 
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Treat SIGTERM like Ctrl-C until the job sets its own handlers."""
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(main())

@@ -50,6 +50,7 @@ class Admission(StrEnum):
 
     auto = "auto"
     worst_case = "worst_case"
+    expected = "expected"
     prompt = "prompt"
 
 
@@ -120,6 +121,10 @@ class InputConfig:
         metadata={"help": "the column of ids (none: `id` where there is one, else made ids)"},
     )
     limit: int | None = field(default=None, metadata={"help": "read only this many rows"})
+    priority_column: str | None = field(
+        default=None,
+        metadata={"help": "integers; rows with lower ones start first and make room last"},
+    )
 
 
 @dataclass
@@ -264,6 +269,10 @@ class EngineConfig:
         default=Admission.auto,
         metadata={"help": "how much memory a row must find before it starts"},
     )
+    debug: bool = field(
+        default=False,
+        metadata={"help": "print every step's block tables and check that no shared KV changes"},
+    )
 
 
 @dataclass
@@ -272,6 +281,9 @@ class ScheduleConfig:
 
     order: Order = field(
         default=Order.prefix, metadata={"help": "in which order rows enter the engine"}
+    )
+    window_rows: int | None = field(
+        default=None, metadata={"help": "rows sorted together (none: as many as memory allows)"}
     )
 
 

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from batchgen.data.writer import PartWriter
 from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError
 from batchgen.job.inputs import JobInputs, model_source
 from batchgen.job.interrupts import Interrupts, StopRequested
-from batchgen.job.load import LoadedEngine, load_engine, plan_ledger
+from batchgen.job.load import LoadedEngine, build_engine, load_job_model, plan_ledger
 from batchgen.job.planning import JobPlan, open_output, plan_job
 from batchgen.job.stream import RequestStream
 from batchgen.job.summary import (
@@ -25,9 +25,12 @@ from batchgen.job.summary import (
     memory_figures,
     output_totals,
     plan_figures,
+    sharing_figures,
+    step_metrics,
 )
 from batchgen.prompts.preview import preview
 from batchgen.prompts.store import PromptStore
+from batchgen.report.metrics import MetricsLog
 from batchgen.report.percentiles import Percentiles
 from batchgen.report.progress import Progress, Snapshot
 from batchgen.runtime.memory import Ledger
@@ -61,7 +64,7 @@ def _preview(config: Config) -> ExitCode:
     inputs = JobInputs.open(config)
     rows = config.input.limit or _PREVIEW_ROWS
     with tempfile.TemporaryDirectory() as folder:
-        prompts = inputs.prompts(id_column=config.input.id_column, limit=rows)
+        prompts = inputs.prompts(replace(config.input, limit=rows))
         path = Path(folder) / "prompts.arrow"
         with PromptStore.write(path, inputs.id_type, prompts) as store:
             print(preview(store, inputs.tokenizer, rows))
@@ -146,7 +149,7 @@ class _Job:
                     self._put(writer, row)
                     self.interrupts.check()
                 if loaded is not None:
-                    self._run_engine(loaded, stream, planned, writer)
+                    self._run_engine(loaded, stream, planned, writer, output)
             self.interrupts.check()
         except StopRequested as error:
             left = planned.total_rows - output.finished_rows(inputs.id_type).num_rows
@@ -158,27 +161,43 @@ class _Job:
         self.write_s = writer.stats.write_s
         self.figures = {
             **engine_figures(loaded, self.ttft_ms, generate_s),
+            **sharing_figures(loaded, planned, config),
             **memory_figures(loaded),
         }
 
     def _load(self, planned: JobPlan) -> LoadedEngine:
         with self.progress.phase("load"):
-            loaded = load_engine(self.config)
+            model = load_job_model(self.config)
+            loaded = build_engine(
+                self.config, model, future=planned.plan.future, say=self.progress.say
+            )
             self.progress.say(_describe_ledger(loaded.ledger, planned))
         return loaded
 
     def _run_engine(
-        self, loaded: LoadedEngine, stream: RequestStream, planned: JobPlan, writer: PartWriter
+        self,
+        loaded: LoadedEngine,
+        stream: RequestStream,
+        planned: JobPlan,
+        writer: PartWriter,
+        output: OutputDir,
     ) -> None:
-        with self.progress.phase("generate"):
+        def snapshot() -> Snapshot:
+            return self._snapshot(loaded, planned)
+
+        metrics = MetricsLog(output.path / "_metrics.jsonl")
+        with self.progress.phase("generate"), metrics:
             started = time.perf_counter()
             for finished in loaded.engine.run(stream.requests()):
                 for request in finished:
                     for row in stream.results(request, started):
                         self._put(writer, row)
-                self.progress.update(lambda: self._snapshot(loaded, planned))
+                self.progress.update(snapshot)
+                metrics.sample(lambda: step_metrics(loaded, snapshot()))
                 self.interrupts.check()
-            self.progress.update(lambda: self._snapshot(loaded, planned), last=True)
+            self.progress.update(snapshot, last=True)
+            if loaded.debug is not None:
+                loaded.debug.check_end()
 
     def _put(self, writer: PartWriter, row: Any) -> None:
         writer.put(row)
@@ -268,4 +287,5 @@ def _closing_lines(summary: dict[str, Any], path: Path) -> str:
             f"generated {summary['generated_tokens']:,} tokens in "
             f"{summary['phases']['generate_s']:.1f} s, {summary['preemptions']} preemptions"
         )
+        lines += summary["sharing"]
     return "\n".join(lines)

@@ -105,9 +105,9 @@ class JobRows:
             UsageError: memory leaves no room for a pool.
             EngineError: the engine cannot go on.
         """
-        loaded = build_engine(config, model)
         started = time.perf_counter()
         plan, stream = self.stream(config)
+        loaded = build_engine(config, model, future=plan.future)
         answers = {
             (result.row_index, result.sample_index): result
             for finished in loaded.engine.run(stream.requests())
@@ -144,10 +144,9 @@ def open_rows(config: Config, rows: int) -> Iterator[JobRows]:
     """
     limit = min(rows, config.input.limit or rows)
     inputs = JobInputs.open(config)
-    id_column = config.input.id_column
-    check_ids(inputs.source, id_column=id_column, limit=limit)
+    check_ids(inputs.source, id_column=config.input.id_column, limit=limit)
     with tempfile.TemporaryDirectory(prefix="batchgen-") as folder:
-        prompts = inputs.prompts(id_column=id_column, limit=limit)
+        prompts = inputs.prompts(replace(config.input, limit=limit))
         path = Path(folder) / "prompts.arrow"
         with PromptStore.write(path, inputs.id_type, prompts) as store:
             yield JobRows(inputs, store)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from batchgen.config import Config, PromptConfig
+from batchgen.config import Config, InputConfig, PromptConfig
 from batchgen.data.reader import id_type, read_rows
 from batchgen.data.source import InputSource, discover
 from batchgen.errors import UsageError
@@ -52,6 +52,7 @@ class JobInputs:
             UsageError: any of them cannot be used, or they do not fit together.
         """
         source = discover(config.input.path)
+        _check_priority(config.input, source.schema)
         model_config = load_config(model_source(config))
         tokenizer = load_tokenizer(
             config.model.tokenizer or config.model.path,
@@ -78,10 +79,40 @@ class JobInputs:
             model_config=model_config,
         )
 
-    def prompts(self, *, id_column: str | None, limit: int | None) -> Iterator[pa.RecordBatch]:
+    def prompts(self, config: InputConfig) -> Iterator[pa.RecordBatch]:
         """Read, render and tokenise the rows, batch by batch, for the prompt store."""
-        rows = read_rows(self.source, self.renderer.columns, id_column=id_column, limit=limit)
-        return tokenize_batches(rows, self.renderer, self.tokenizer, self.limits, self.sampling)
+        priority = config.priority_column
+        columns = [*self.renderer.columns, *([priority] if priority else [])]
+        rows = read_rows(
+            self.source,
+            tuple(dict.fromkeys(columns)),
+            id_column=config.id_column,
+            limit=config.limit,
+        )
+        return tokenize_batches(
+            rows,
+            self.renderer,
+            self.tokenizer,
+            self.limits,
+            self.sampling,
+            priority_column=priority,
+        )
+
+
+def _check_priority(config: InputConfig, schema: pa.Schema) -> None:
+    column = config.priority_column
+    if column is None:
+        return
+    if column not in schema.names:
+        raise UsageError(
+            f"input.priority_column={column} is no column of the input; it has "
+            f"{', '.join(schema.names)}"
+        )
+    kind = schema.field(column).type
+    if not (pa.types.is_integer(kind) or pa.types.is_null(kind)):
+        raise UsageError(
+            f"input.priority_column={column} has type {kind}; priorities must be integers"
+        )
 
 
 def model_source(config: Config) -> ModelSource:

@@ -1,16 +1,20 @@
 """From the configuration to an engine: model, memory ledger, pool, scheduler."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from batchgen.config import Admission, Config, Preemption
+from batchgen.config import Config
+from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager
-from batchgen.engine.loop import Engine
+from batchgen.engine.costs import PreemptionCosts
+from batchgen.engine.eviction import Future
+from batchgen.engine.ledger import DebugLedger
+from batchgen.engine.loop import Engine, Executor
 from batchgen.engine.scheduler import (
-    AdmissionPolicy,
     PreemptionPolicy,
     Scheduler,
     SchedulerLimits,
@@ -19,6 +23,7 @@ from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import SwapSpace
 from batchgen.errors import UsageError
 from batchgen.job.inputs import model_source
+from batchgen.runtime.debug import DebugExecutor
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache, LayerGeometry, kv_bytes_per_token
 from batchgen.runtime.memory import (
@@ -41,22 +46,23 @@ _GPU_STEP_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine ready to run, and the ledger of its memory."""
+    """An engine ready to run, and the ledger of its memory.
+
+    Attributes:
+        engine: scheduler and executor in a loop.
+        executor: the one that runs the model, below a debugging one.
+        debug: the debugging ledger, where ``engine.debug`` is set.
+        ledger: the memory's arithmetic.
+        device: where the model runs.
+        dtype: of weights and KV.
+    """
 
     engine: Engine
     executor: ModelExecutor
+    debug: DebugLedger | None
     ledger: Ledger
     device: torch.device
     dtype: torch.dtype
-
-
-def load_engine(config: Config) -> LoadedEngine:
-    """Load the model and build everything that runs it.
-
-    Raises:
-        UsageError: the model is refused, or memory leaves no room for a pool.
-    """
-    return build_engine(config, load_job_model(config))
 
 
 def load_job_model(config: Config) -> LoadedModel:
@@ -75,8 +81,21 @@ def load_job_model(config: Config) -> LoadedModel:
     )
 
 
-def build_engine(config: Config, loaded: LoadedModel) -> LoadedEngine:
+def build_engine(
+    config: Config,
+    loaded: LoadedModel,
+    *,
+    future: Future | None = None,
+    say: Callable[[str], None] = print,
+) -> LoadedEngine:
     """Build everything that runs a loaded model; several engines can share one.
+
+    Args:
+        config: the job.
+        loaded: its model.
+        future: what the plan knows of the rows to come; None evicts what was used longest
+            ago.
+        say: takes what ``engine.debug`` prints.
 
     Raises:
         UsageError: memory leaves no room for a pool.
@@ -92,22 +111,34 @@ def build_engine(config: Config, loaded: LoadedModel) -> LoadedEngine:
         dtype=loaded.model.dtype,
         device=device,
     )
+    model_executor = ModelExecutor(loaded.model, cache)
     scheduler = Scheduler(
         BlockManager(
             ledger.num_blocks,
             config.pool.block_size,
             prefix_caching=config.pool.prefix_caching,
+            future=future,
         ),
         SwapSpace(ledger.num_swap_blocks),
         StopRules(loaded.eos_token_ids),
         SchedulerLimits(config.engine.max_num_seqs, step_tokens),
-        admission=admission_policy(config),
+        admission=AdmissionPolicy(config.engine.admission.value),
         preemption=preemption_policy(config, ledger),
+        costs=PreemptionCosts(cache.measure_swap_s_per_block()),
         clock=time.perf_counter,
     )
-    executor = ModelExecutor(loaded.model, cache)
-    engine = Engine(scheduler, executor, clock=time.perf_counter)
-    return LoadedEngine(engine, executor, ledger, device, loaded.model.dtype)
+    executor: Executor = model_executor
+    debug = DebugLedger(scheduler) if config.engine.debug else None
+    if debug is not None:
+        executor = DebugExecutor(model_executor, debug, say)
+    return LoadedEngine(
+        engine=Engine(scheduler, executor, clock=time.perf_counter),
+        executor=model_executor,
+        debug=debug,
+        ledger=ledger,
+        device=device,
+        dtype=loaded.model.dtype,
+    )
 
 
 def step_token_budget(config: Config, device_type: str) -> int:
@@ -118,18 +149,11 @@ def step_token_budget(config: Config, device_type: str) -> int:
     return max(default, config.engine.max_num_seqs)
 
 
-def admission_policy(config: Config) -> AdmissionPolicy:
-    """Give the admission policy; auto is ``prompt``."""
-    if config.engine.admission is Admission.worst_case:
-        return AdmissionPolicy.WORST_CASE
-    return AdmissionPolicy.PROMPT
-
-
 def preemption_policy(config: Config, ledger: Ledger) -> PreemptionPolicy:
-    """Give the preemption policy; auto swaps where there is a CPU pool to swap to."""
-    if config.engine.preemption is Preemption.recompute or not ledger.num_swap_blocks:
+    """Give the preemption policy; without a CPU pool there is nothing to choose."""
+    if not ledger.num_swap_blocks:
         return PreemptionPolicy.RECOMPUTE
-    return PreemptionPolicy.SWAP
+    return PreemptionPolicy(config.engine.preemption.value)
 
 
 def size_pool(config: Config, loaded: LoadedModel, step_tokens: int) -> Ledger:

@@ -17,6 +17,7 @@ from batchgen.prompts.plan import Plan, make_plan
 from batchgen.prompts.row_sampling import row_params
 from batchgen.prompts.store import PromptStore
 from batchgen.report.machine import versions
+from batchgen.runtime.memory import available_host_bytes
 
 Mask = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
@@ -115,15 +116,25 @@ def plan_job(
         block_size=config.pool.block_size,
         prefix_caching=config.pool.prefix_caching,
         order=config.schedule.order.value,
+        window_rows=config.schedule.window_rows or _window_rows(store),
         done=done,
     )
     output.write_json("_plan.json", plan.to_json())
     return JobPlan(store, plan, num_samples, done)
 
 
+def _window_rows(store: PromptStore) -> int | None:
+    """Give the rows whose sort keys fit in a quarter of the free memory; None for all."""
+    key_bytes = 4 * int(store.lengths.sum(dtype=np.int64))
+    budget = available_host_bytes() // 4
+    if key_bytes <= budget:
+        return None
+    return max(1, store.num_rows * budget // key_bytes)
+
+
 def _write_store(config: Config, inputs: JobInputs, output: OutputDir) -> PromptStore:
     path = output.path / "_plan" / "prompts.arrow"
-    prompts = inputs.prompts(id_column=config.input.id_column, limit=config.input.limit)
+    prompts = inputs.prompts(config.input)
     try:
         return PromptStore.write(path, inputs.id_type, prompts)
     except OSError as error:

@@ -132,6 +132,7 @@ class RequestStream:
             max_model_len=self._max_model_len,
             noise_key=noise_key(params.seed, self._row_id(row), sample),
             text_stop=self._text_stop(params),
+            priority=int(self._store.priorities[row]),
         )
 
     def _text_stop(self, params: SamplingParams) -> StopStringMatcher | None:

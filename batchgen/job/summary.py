@@ -7,15 +7,17 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import torch
 
-from batchgen.config import OutputOrder
+from batchgen.config import Config, OutputOrder
 from batchgen.data.finished import FinishedRows
 from batchgen.data.output_dir import OutputDir
 from batchgen.engine.loop import EngineStats
 from batchgen.engine.scheduler import SchedulerCounters
 from batchgen.job.load import LoadedEngine
 from batchgen.job.planning import JobPlan
+from batchgen.report.hits import HitFigures, PoolFigures, explain, lost_tokens
 from batchgen.report.machine import nvml_memory, peak_rss_bytes, versions
 from batchgen.report.percentiles import Percentiles
+from batchgen.report.progress import Snapshot
 
 _MEMORY_FIGURES = (
     "pool_bytes",
@@ -92,12 +94,11 @@ def engine_figures(
         generate_s: the generate phase.
     """
     stats, counters = EngineStats(), SchedulerCounters()
-    block_bytes = evictions = 0
+    block_bytes = 0
     swap_s = 0.0
     if loaded is not None:
         stats, counters = loaded.engine.stats, loaded.engine.scheduler.counters
         block_bytes, swap_s = loaded.ledger.bytes_per_block, loaded.executor.swap_s
-        evictions = loaded.engine.scheduler.blocks.pool.num_evictions
     computed = counters.prefill_tokens + counters.recomputed_tokens + counters.decode_tokens
     sampled = counters.sampled_tokens
     return {
@@ -124,10 +125,68 @@ def engine_figures(
             "mean": _ratio(stats.logical_blocks, stats.physical_blocks),
             "peak": stats.peak_sharing or None,
         },
-        "evicted_blocks": evictions,
         "preemptions": counters.preemptions,
         "swap_out_bytes": counters.swapped_out_blocks * block_bytes,
         "swap_in_bytes": counters.swapped_in_blocks * block_bytes,
+    }
+
+
+def sharing_figures(
+    loaded: LoadedEngine | None, planned: JobPlan, config: Config
+) -> dict[str, Any]:
+    """Say what sharing saved in this run, what it lost and why."""
+    plan = planned.plan
+    if loaded is None:
+        return dict.fromkeys(("evicted_blocks", "lost_tokens", "sharing_saves_bytes", "sharing"))
+    scheduler, stats = loaded.engine.scheduler, loaded.engine.stats
+    order, caching = config.schedule.order.value, config.pool.prefix_caching
+    hits = HitFigures(
+        request_tokens=plan.request_tokens,
+        shareable_tokens=plan.request_tokens - plan.prefill_tokens_floor,
+        shared_tokens=plan.request_tokens - scheduler.counters.prefill_tokens,
+        uncopied_tokens=scheduler.blocks.uncopied_tokens,
+    )
+    pool = PoolFigures(
+        num_blocks=loaded.ledger.num_blocks,
+        peak_demand=stats.peak_demand,
+        peak_running=stats.peak_running,
+        preemptions=scheduler.counters.preemptions,
+        requests=plan.requests,
+    )
+    # Blocks that unshared tables would have taken beyond those that were there, on average.
+    saved = _ratio(stats.logical_blocks - stats.physical_blocks, stats.steps) or 0.0
+    return {
+        "evicted_blocks": {
+            "needed_later": scheduler.blocks.pool.evicted_needed,
+            "not_needed": scheduler.blocks.pool.evicted_unneeded,
+        },
+        "lost_tokens": lost_tokens(hits, order=order, prefix_caching=caching),
+        "sharing_saves_bytes": max(0, round(saved * loaded.ledger.bytes_per_block)),
+        "sharing": explain(hits, pool, order=order, prefix_caching=caching),
+    }
+
+
+def step_metrics(loaded: LoadedEngine, snapshot: Snapshot) -> dict[str, Any]:
+    """Give a line of ``_metrics.jsonl``; counters are totals since the run's start."""
+    scheduler, stats = loaded.engine.scheduler, loaded.engine.stats
+    pool = scheduler.blocks.pool
+    counters = scheduler.counters
+    computed = counters.prefill_tokens + counters.recomputed_tokens + counters.decode_tokens
+    return {
+        "steps": stats.steps,
+        "rows": snapshot.rows,
+        "running": snapshot.running,
+        "waiting": snapshot.waiting,
+        "swapped": snapshot.swapped,
+        "blocks": {"free": pool.num_free, "cached": pool.num_cached, "owned": pool.num_owned},
+        "swap_blocks_used": scheduler.swap_space.num_blocks - scheduler.swap_space.num_free,
+        "hit_rate": round(snapshot.hit_rate, 4),
+        "computed_tokens": computed,
+        "generated_tokens": counters.sampled_tokens,
+        "tokens_per_step": round(computed / stats.steps, 1) if stats.steps else 0.0,
+        "preemptions": counters.preemptions,
+        "evicted_needed": pool.evicted_needed,
+        "evicted_unneeded": pool.evicted_unneeded,
     }
 
 

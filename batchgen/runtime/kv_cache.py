@@ -1,8 +1,10 @@
 """The KV pool's tensors, the CPU pool beside it, and the copies between the two."""
 
+import time
 import zlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from batchgen.engine.step import IntArray
@@ -66,6 +68,19 @@ class KVCache:
         """Copy blocks within the pool: [N, 2] of (source, target)."""
         self._copy(copies, self.keys, self.keys)
         self._copy(copies, self.values, self.values)
+
+    def measure_swap_s_per_block(self) -> float:
+        """Time the copy of a block to the CPU pool, in seconds; 0 where there is none.
+
+        Blocks 0 are copied as they are: the pool is empty when this is called.
+        """
+        if not len(self._swap_keys[0]):
+            return 0.0
+        pair = np.zeros((1, 2), dtype=np.int64)
+        self.swap_out(pair)  # the first copy pays for allocation
+        started = time.perf_counter()
+        self.swap_out(pair)
+        return time.perf_counter() - started
 
     def checksum(self, block: int, num_tokens: int) -> int:
         """Give a checksum over the K and V of a block's first tokens in all layers."""

@@ -53,7 +53,7 @@ def test_both_engines_give_the_same_tokens_and_as_many_for_each_row(results):
 def test_prefill_is_the_floor_for_ours_and_the_padded_batches_for_static(results):
     ours, static = results.runs["ours"][0], results.runs["static"][0]
     assert ours.plan is not None
-    assert ours.prefill_tokens == ours.plan.prefill_tokens_floor_block < ours.plan.request_tokens
+    assert ours.prefill_tokens == ours.plan.prefill_tokens_floor < ours.plan.request_tokens
     lengths = [(20 if length > 20 else 0) + length % 20 + 1 for length in LENGTHS]
     chosen = sorted((lengths[row * 24 // 20] for row in range(20)), reverse=True)
     assert static.prefill_tokens == 16 * chosen[0] + 4 * chosen[16]
