@@ -1,11 +1,13 @@
 """Logits of the paged path against transformers' eager attention, family by family."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from batchgen.engine.loop import Engine
 from batchgen.errors import UsageError
@@ -50,9 +52,9 @@ class _LogitsRecorder:
         return tokens
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_paged_logits_equal_eager_with_hits_and_chunks(family: str, tmp_path: Path) -> None:
-    loaded = _load(save(family, tmp_path))
+def _worst_error(directory: Path) -> float:
+    """Run a saved model through prefill, chunks, hits and decode; compare with eager."""
+    loaded = _load(directory)
     scheduler = make_scheduler(64, BLOCK, budget=11)
     engine = make_engine(loaded, scheduler)
     recorder = _LogitsRecorder(engine)
@@ -62,13 +64,43 @@ def test_paged_logits_equal_eager_with_hits_and_chunks(family: str, tmp_path: Pa
         pass
     assert sum(request.account.hit_blocks for request in requests) > 0
     assert len(recorder.records) == 6 * len(requests)
-    eager = build(FAMILIES[family]())
+    eager = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     worst = 0.0
     for tokens, logits in recorder.records:
         with torch.inference_mode():
             expected = eager(input_ids=torch.tensor([tokens])).logits[0, -1]
         worst = max(worst, (expected - logits).abs().max().item())
-    assert worst < 1e-5
+    return worst
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_paged_logits_equal_eager_with_hits_and_chunks(family: str, tmp_path: Path) -> None:
+    assert _worst_error(save(family, tmp_path)) < 1e-5
+
+
+def test_i05_both_soft_caps_are_applied_in_prefill_and_decode(tmp_path: Path) -> None:
+    save("gemma2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["attn_logit_softcapping"], config["final_logit_softcapping"]) == (1.0, 30.0)
+    assert _worst_error(tmp_path) < 1e-5
+    # Without the cap on attention the same weights give other logits: it is visible here.
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attn_logit_softcapping": None}))
+    uncapped = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    capped = build(FAMILIES["gemma2"]())
+    ids = torch.tensor([_prompts()[-2]])
+    with torch.inference_mode():
+        gap = (uncapped(input_ids=ids).logits - capped(input_ids=ids).logits).abs().max()
+    assert gap > 1e-3
+
+
+def test_i06_attention_sinks_join_the_softmax_in_every_path(tmp_path: Path) -> None:
+    model = build(FAMILIES["gpt_oss"]())
+    for layer in model.model.layers:
+        layer.self_attn.sinks.data.fill_(5.0)
+    model.save_pretrained(tmp_path)
+    assert _worst_error(tmp_path) < 1e-5
 
 
 @pytest.mark.parametrize(
