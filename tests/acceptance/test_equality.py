@@ -125,3 +125,26 @@ def test_tokens_equal_generate_when_rows_are_preempted(reference, loaded, preemp
         assert counters.swapped_in_blocks > 0
     else:
         assert counters.recomputed_tokens > 0
+
+
+def test_four_samples_of_each_prompt_fork_and_equal_a_run_without_a_cache(
+    reference, loaded
+) -> None:
+    params = SamplingParams(
+        max_tokens=reference.new_tokens, ignore_eos=True, temperature=0.8, top_p=0.95
+    )
+    prompts = [prompt for prompt in reference.prompts[:8] if len(prompt) < 600]
+    four = [prompt for prompt in prompts for _ in range(4)]
+    outputs = {}
+    for caching in (True, False):
+        scheduler = make_scheduler(5000, 16, budget=512, prefix_caching=caching)
+        finished = run_all(make_engine(loaded, scheduler), make_requests(four, params))
+        outputs[caching] = [request.output_token_ids for request in finished]
+        if caching:
+            # Each further sample computes the prompt's last token and copies the rest.
+            forks = [request for i, request in enumerate(finished) if i % 4]
+            assert all(r.num_prompt_tokens - r.account.cached_tokens == 1 for r in forks)
+    assert outputs[True] == outputs[False]
+    for row in range(0, len(four), 4):
+        samples = outputs[True][row : row + 4]
+        assert len({tuple(tokens) for tokens in samples}) > 1
