@@ -79,13 +79,9 @@ class BlockManager:
         The last known token is never matched: its logits are still to be computed.
         """
         most = len(request.token_ids) - 1 if self.prefix_caching else 0
-        match = self.index.match(request.token_ids, self.block_size, most)
+        match = self.index.match(request.token_ids, self.block_size, most, step=self.step)
         new = self.blocks_for(len(request.token_ids)) - len(match.chain)
         return Claim(match, new, sum(self.pool.is_cached(node.block) for node in match.chain))
-
-    def is_written(self, match: Match) -> bool:
-        """Whether the partial match could be copied in this step."""
-        return match.partial is not None and match.partial.written_in < self.step
 
     def take(self, request: Request, claim: Claim) -> tuple[int, int] | None:
         """Give a request without blocks its matches and new blocks for the rest.
@@ -118,10 +114,9 @@ class BlockManager:
         return copy_source, allocated[0]
 
     def _pin_copy_source(self, claim: Claim) -> int | None:
-        """Hold the partial block until the step is over, if it is written and there is room."""
-        if not self.is_written(claim.match):
+        """Hold the partial block until the step is over, if there is room."""
+        if claim.match.partial is None:
             return None
-        assert claim.match.partial is not None
         source = claim.match.partial.block
         if claim.new_blocks + self.pool.is_cached(source) > self.pool.num_available:
             self.uncopied_tokens += claim.match.num_partial_tokens

@@ -66,6 +66,7 @@ class EvictionQueue:
 
     def remove(self, block: int) -> None:
         """Take a block out."""
+        assert block in self._ticks, f"block {block} is not in the queue"
         del self._ticks[block]
         self._needed.discard(block)
 

@@ -46,17 +46,19 @@ class Match:
 
     Attributes:
         chain: full blocks, from the root on.
-        partial: a block that begins with the row's next tokens, or None.
+        partial: a written block that begins with the row's next tokens, or None.
         num_partial_tokens: how many of them.
+        num_pending_tokens: how many more will be there once this step has written them.
     """
 
     chain: list[Node]
     partial: Node | None
     num_partial_tokens: int
+    num_pending_tokens: int
 
     def whole_blocks(self) -> "Match":
         """Give the match without its partial block."""
-        return Match(self.chain, None, 0)
+        return Match(self.chain, None, 0, 0)
 
 
 class PrefixIndex:
@@ -74,13 +76,14 @@ class PrefixIndex:
         """Whether the index names this block."""
         return block in self._by_block
 
-    def match(self, tokens: Sequence[int], block_size: int, max_tokens: int) -> Match:
+    def match(self, tokens: Sequence[int], block_size: int, max_tokens: int, *, step: int) -> Match:
         """Find the longest prefix of these tokens, counted by the token.
 
         Args:
             tokens: a row's token ids.
             block_size: tokens in a full block.
             max_tokens: match no more tokens than this.
+            step: the step being planned; what it writes itself is pending.
         """
         node, chain, start = self.root, [], 0
         while start + block_size <= max_tokens:
@@ -90,8 +93,7 @@ class PrefixIndex:
             chain.append(child)
             node, start = child, start + block_size
         rest = tuple(tokens[start : min(start + block_size, max_tokens)])
-        partial, shared = _closest(node, rest)
-        return Match(chain, partial, shared)
+        return Match(chain, *_closest(node, rest, step))
 
     def add(
         self, parent: Node, key: Key, block: int, *, step: int, example: int = -1
@@ -154,15 +156,28 @@ class PrefixIndex:
         node.parent = None
 
 
-def _closest(parent: Node, tokens: Key) -> tuple[Node | None, int]:
-    """Find the child that has most leading tokens in common with these."""
-    best, most = None, 0
+def _closest(parent: Node, tokens: Key, step: int) -> tuple[Node | None, int, int]:
+    """Find the written child that has most leading tokens in common with these.
+
+    Away from the place where the tokens would stand, children have ever fewer of them; so
+    on either side the first written one is the best.
+
+    Returns:
+        The child or None, its common tokens, and how many more a pending child has.
+    """
     at = bisect_left(parent.ordered, tokens)
-    for key in parent.ordered[max(0, at - 1) : at + 1]:
-        shared = _num_common(key, tokens)
-        if shared > most:
-            best, most = parent.children[key], shared
-    return best, most
+    best, written, pending = None, 0, 0
+    for side in (range(at - 1, -1, -1), range(at, len(parent.ordered))):
+        for place in side:
+            child = parent.children[parent.ordered[place]]
+            shared = _num_common(child.key, tokens)
+            if shared <= written:
+                break
+            if child.written_in < step:
+                best, written = child, shared
+                break
+            pending = max(pending, shared)
+    return best, written, max(0, pending - written)
 
 
 def _num_common(a: Key, b: Key) -> int:

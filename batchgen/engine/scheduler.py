@@ -23,7 +23,9 @@ from batchgen.engine.swap import SwapSpace
 from batchgen.errors import EngineError, RowError, RowErrorType
 
 # Rows that let their leader go first in one step; bounds the search behind them.
-_MAX_DEFERRED = 64
+_MAX_DEFERRED = 128
+# Tokens that a row must gain to wait although the step has room for it.
+_WORTH_WAITING_TOKENS = 4
 
 
 class PreemptionPolicy(StrEnum):
@@ -170,11 +172,11 @@ class Scheduler:
         """
         step = _Step(budget=self._limits.max_num_batched_tokens)
         self.blocks.begin_step()
-        self.blocks.last_arrival = (self.waiting[0].arrival if self.waiting else self._arrivals) - 1
         self._continue_running(step)
         if not step.preempted:
             self._resume_swapped(step)
             self._admit_waiting(step)
+        self._look_ahead()
         if not step.rows:
             if self.num_unfinished and not self._finished:
                 raise EngineError(f"no request can be scheduled: {self.describe()}")
@@ -229,6 +231,10 @@ class Scheduler:
         )
 
     # -- one step ---------------------------------------------------------------------
+
+    def _look_ahead(self) -> None:
+        """Tell the blocks where the future begins; before any of them is released."""
+        self.blocks.last_arrival = (self.waiting[0].arrival if self.waiting else self._arrivals) - 1
 
     def _continue_running(self, step: _Step) -> None:
         for request in list(self.running.values()):
@@ -292,18 +298,23 @@ class Scheduler:
             self.swapped.pop(0)
 
     def _admit_waiting(self, step: _Step) -> None:
+        """Start waiting rows: first those that gain nothing by waiting, then the others.
+
+        A row that shares a part of a block with one that started in this very step would
+        have to compute it; in the next step it is copied. Rows further back that depend
+        on nobody take its place meanwhile. Where they do not fill the step, rows start
+        all the same that would gain but little.
+        """
         deferred: list[Request] = []
         while self._may_admit(step) and len(deferred) < _MAX_DEFERRED:
-            request = self.waiting[0]
+            request = self.waiting.popleft()
             claim = self.blocks.claim(request)
-            if self._pays_to_wait(claim):
-                deferred.append(self.waiting.popleft())
-                continue
-            if not self._fits(request, claim.needed):
+            if claim.match.num_pending_tokens:
+                deferred.append(request)
+            elif not self._start_if_it_fits(step, request, claim):
                 break
-            self.waiting.popleft()
-            self._start(step, request, claim)
-        self.waiting.extendleft(reversed(deferred))
+        still_waiting = [request for request in deferred if not self._start_early(step, request)]
+        self.waiting.extendleft(reversed(still_waiting))
 
     def _may_admit(self, step: _Step) -> bool:
         return bool(self.waiting) and not self.swapped and self._has_place(step)
@@ -311,14 +322,23 @@ class Scheduler:
     def _has_place(self, step: _Step) -> bool:
         return step.budget > 0 and len(self.running) < self._limits.max_num_seqs
 
-    def _pays_to_wait(self, claim: Claim) -> bool:
-        """Whether the row should let its leader go first.
+    def _start_early(self, step: _Step, request: Request) -> bool:
+        if not self._has_place(step):
+            return False
+        claim = self.blocks.claim(request)
+        if claim.match.num_pending_tokens >= _WORTH_WAITING_TOKENS:
+            return False
+        fits = self._fits(request, claim.needed)
+        if fits:
+            self._start(step, request, claim)
+        return fits
 
-        This step writes the rest of what they share; in the next one it is copied instead
-        of computed, and other rows can use the place in this one.
-        """
-        partial = claim.match.partial
-        return partial is not None and not self.blocks.is_written(claim.match)
+    def _start_if_it_fits(self, step: _Step, request: Request, claim: Claim) -> bool:
+        if self._fits(request, claim.needed):
+            self._start(step, request, claim)
+            return True
+        self.waiting.appendleft(request)
+        return False
 
     def _start(self, step: _Step, request: Request, claim: Claim) -> None:
         self._take(step, request, claim)
@@ -369,6 +389,7 @@ class Scheduler:
             victim.status = Status.WAITING
             # Only requests preempted before it can stand in front: this is a short search.
             self.waiting.insert(bisect(self.waiting, victim.arrival, key=_by_arrival), victim)
+            self._look_ahead()
         self.blocks.release(victim)
 
     def _swap_out(self, step: _Step, victim: Request) -> bool:

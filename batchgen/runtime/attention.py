@@ -7,8 +7,10 @@ import torch
 from transformers import AttentionInterface
 
 from batchgen.engine.step import StepPlan
+from batchgen.kernels.cascade import cascade_attention
 from batchgen.kernels.reference import AttentionOptions, paged_attention, store_kv
 from batchgen.runtime.kv_cache import KVCache
+from batchgen.runtime.layout import cascade_layout
 
 # Not "flash", "paged|" or "a/b": transformers reads a meaning into those names.
 ATTENTION_NAME = "batchgen"
@@ -91,6 +93,7 @@ class StepAttention:
 
     def __init__(self, plan: StepPlan, cache: KVCache, device: torch.device) -> None:
         self._cache = cache
+        self._layout = cascade_layout(plan, cache.block_size, device)
         self._slots = torch.from_numpy(plan.slots).to(device)
         self._block_tables = torch.from_numpy(plan.block_tables.astype(np.int64)).to(device)
         self._query_starts = plan.query_starts.tolist()
@@ -112,6 +115,15 @@ class StepAttention:
         # All rows' K and V first: rows may share blocks that this step writes.
         store_kv(keys, key, self._slots)
         store_kv(values, value, self._slots)
+        if options.window is None and options.sinks is None:
+            return cascade_attention(
+                query,
+                keys,
+                values,
+                self._layout,
+                scale=options.scale,
+                softcap=options.softcap,
+            )
         return paged_attention(
             query,
             keys,

@@ -141,9 +141,10 @@ def test_four_samples_of_each_prompt_fork_and_equal_a_run_without_a_cache(
         finished = run_all(make_engine(loaded, scheduler), make_requests(four, params))
         outputs[caching] = [request.output_token_ids for request in finished]
         if caching:
-            # Each further sample computes the prompt's last token and copies the rest.
+            # A further sample computes the last token and copies the rest; where less than
+            # four tokens stand behind the last whole block it may compute those.
             forks = [request for i, request in enumerate(finished) if i % 4]
-            assert all(r.num_prompt_tokens - r.account.cached_tokens == 1 for r in forks)
+            assert all(r.num_prompt_tokens - r.account.cached_tokens <= 4 for r in forks)
     assert outputs[True] == outputs[False]
     for row in range(0, len(four), 4):
         samples = outputs[True][row : row + 4]

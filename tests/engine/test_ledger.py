@@ -46,7 +46,8 @@ def test_a_sound_run_passes_and_prints_every_table(parts) -> None:
     engine, lines = parts()
     run_all(engine, make_requests(_PROMPTS, SamplingParams(max_tokens=4, ignore_eos=True)))
     assert len(lines) == engine.stats.steps
-    assert "request 0: 12 of 12 tokens computed, blocks 0x1 1x1 2x1" in lines[0]
+    # Two blocks that four rows share, and one of its own.
+    assert "request 0: 12 of 12 tokens computed, blocks 0x4 1x4 2x1" in lines[0]
     assert any("x4" in line for line in lines)
 
 
