@@ -26,12 +26,10 @@ Writes figures.json, figures.parquet and figures.png to --out.
 import argparse
 import json
 import sys
-import time
-from bisect import insort
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -40,24 +38,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from fetch_model import MODEL_DIR, ROOT, fetch_model
-from prepare_data import prepare_data
+from memory_machines import Machine, ModelMachine, SimulatedMachine, StopAt
+from memory_managers import ContiguousManager, WholeBlockManager
+from memory_rows import Row, Shape, make_rows, random_stream, text_stream
 
 from batchgen.engine.admission import AdmissionPolicy
-from batchgen.engine.block_manager import BlockManager, Claim
-from batchgen.engine.costs import PreemptionCosts
+from batchgen.engine.block_manager import BlockManager
 from batchgen.engine.loop import Engine, Executor
-from batchgen.engine.request import FinishReason, Request
+from batchgen.engine.request import Request
 from batchgen.engine.scheduler import PreemptionPolicy, Scheduler, SchedulerLimits
 from batchgen.engine.step import StepPlan
-from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import SwapSpace
 from batchgen.errors import BatchgenError, EngineError, UsageError
 from batchgen.prompts.future import PlannedFuture
 from batchgen.prompts.order import neighbour_lcp, prefix_order
 from batchgen.prompts.tokenizer import load_tokenizer
-from batchgen.runtime.executor import ModelExecutor
-from batchgen.runtime.kv_cache import KVCache, kv_bytes_per_token
-from batchgen.runtime.model import LoadedModel, ModelSource, load_model
+from batchgen.runtime.model import ModelSource, load_model
 from batchgen.sampling import SamplingParams
 
 Ids = npt.NDArray[np.int32]
@@ -69,322 +65,6 @@ VARIANTS = {
     "paged_prefix": "paged, prefix by blocks",
     "ours": "batchgen",
 }
-
-
-# -- the rows -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What the rows look like, in tokens.
-
-    Attributes:
-        rows: how many.
-        groups: rows are spread over so many shared prefixes, shuffled.
-        prompt_tokens: the mean prompt, its shared prefix included.
-        shared_tokens: the shared prefix; 0 where nothing is shared.
-        output_tokens: the most a row may generate.
-        spread: a row's own part of the prompt is up to this share longer or shorter, and
-            its output up to this share shorter than it may be.
-    """
-
-    rows: int
-    groups: int
-    prompt_tokens: int
-    shared_tokens: int
-    output_tokens: int
-    spread: float
-
-    def describe(self) -> str:
-        """Say the shape in a line."""
-        total = self.prompt_tokens + self.output_tokens
-        return (
-            f"{self.rows:,} rows of {total:,} tokens, {self.output_tokens} of them output, spread "
-            f"{self.spread:.0%}; {self.shared_tokens:,} ({self.shared_tokens / total:.0%}) shared, "
-            f"{self.groups} groups"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row: its prompt's [L] token ids, and how many tokens it generates."""
-
-    prompt: Ids
-    output_tokens: int
-
-
-def make_rows(shape: Shape, stream: Ids, seed: int = 0) -> list[Row]:
-    """Cut rows out of a stream of token ids, no part of it twice.
-
-    Raises:
-        UsageError: the stream is too short.
-    """
-    rng = np.random.default_rng(seed)
-    own = (shape.prompt_tokens - shape.shared_tokens) * (
-        1 + shape.spread * rng.uniform(-1, 1, shape.rows)
-    )
-    own_tokens = np.maximum(1, own.round().astype(int))
-    outputs = shape.output_tokens * (1 - shape.spread * rng.uniform(0, 1, shape.rows))
-    lengths = [shape.shared_tokens] * shape.groups + own_tokens.tolist()
-    if sum(lengths) > len(stream):
-        raise UsageError(
-            f"the rows need {sum(lengths):,} tokens of text, there are {len(stream):,}: lower "
-            f"--rows or --prompt-tokens"
-        )
-    pieces = np.split(stream[: sum(lengths)], np.cumsum(lengths)[:-1])
-    prefixes, endings = pieces[: shape.groups], pieces[shape.groups :]
-    group_of = rng.permutation(np.arange(shape.rows) % shape.groups)
-    return [
-        Row(np.concatenate((prefixes[group], ending)), max(1, round(output)))
-        for group, ending, output in zip(group_of.tolist(), endings, outputs, strict=True)
-    ]
-
-
-def random_stream(shape: Shape, vocab_size: int) -> Ids:
-    """Give random token ids, enough for a shape."""
-    count = shape.groups * shape.shared_tokens + 2 * shape.rows * shape.prompt_tokens
-    return np.random.default_rng(1).integers(0, vocab_size, count, dtype=np.int32)
-
-
-def text_stream(tokenizer: Any) -> Ids:
-    """Give the token ids of people's reviews and questions, one after the other."""
-    folder = prepare_data()
-    reviews = pq.read_table(folder / "reviews.parquet", columns=["text"])["text"].to_pylist()
-    prompts = pq.read_table(folder / "prompts.parquet", columns=["messages"])["messages"]
-    questions = [messages[0]["content"] for messages in prompts.slice(0, 1000).to_pylist()]
-    ids = tokenizer("\n\n".join(reviews + questions), add_special_tokens=False)["input_ids"]
-    return np.asarray(ids, dtype=np.int32)
-
-
-# -- contiguous memory --------------------------------------------------------------------
-
-
-class ContiguousSlots:
-    """A line of slots given out in unbroken runs: the first hole that is large enough."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._holes = [(0, capacity)]
-
-    @property
-    def num_free(self) -> int:
-        """Slots in all holes."""
-        return sum(size for _, size in self._holes)
-
-    @property
-    def largest_hole(self) -> int:
-        """Slots in the largest hole."""
-        return max((size for _, size in self._holes), default=0)
-
-    def allocate(self, size: int) -> int | None:
-        """Take a run of slots and give its start; None where no hole holds it."""
-        for at, (start, hole) in enumerate(self._holes):
-            if hole >= size:
-                self._holes[at : at + 1] = [(start + size, hole - size)] if hole > size else []
-                return start
-        return None
-
-    def release(self, start: int, size: int) -> None:
-        """Return a run; neighbouring holes become one."""
-        insort(self._holes, (start, size))
-        joined: list[tuple[int, int]] = []
-        for hole_start, hole in self._holes:
-            if joined and sum(joined[-1]) == hole_start:
-                joined[-1] = joined[-1][0], joined[-1][1] + hole
-            else:
-                joined.append((hole_start, hole))
-        self._holes = joined
-
-
-@dataclass(slots=True)
-class Refusals:
-    """Rows that could not start although enough slots were free in total.
-
-    Attributes:
-        count: steps in which the first waiting row was refused for that reason.
-        rows: distinct rows among them.
-        num_free, largest_hole: at the refusal with most free slots.
-    """
-
-    count: int = 0
-    rows: set[int] = field(default_factory=set)
-    num_free: int = 0
-    largest_hole: int = 0
-
-    def note(self, request: Request, slots: ContiguousSlots) -> None:
-        """Count a refusal."""
-        self.count += 1
-        self.rows.add(request.request_id)
-        if slots.num_free > self.num_free:
-            self.num_free, self.largest_hole = slots.num_free, slots.largest_hole
-
-
-class ContiguousManager(BlockManager):
-    """The gate: a row starts where an unbroken run of slots holds the whole of it.
-
-    Args:
-        num_blocks: blocks that carry the execution; so many that they never run out.
-        capacity: slots of the budget.
-        run_tokens: the slots that a request is given.
-    """
-
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        *,
-        capacity: int,
-        run_tokens: Callable[[Request], int],
-    ) -> None:
-        super().__init__(num_blocks, block_size, prefix_caching=False)
-        self.slots = ContiguousSlots(capacity)
-        self.refusals = Refusals()
-        self._run_tokens = run_tokens
-        self._runs: dict[int, tuple[int, int]] = {}
-
-    def claim(self, request: Request) -> Claim:
-        """Ask for more than there is where no hole holds the row."""
-        claim, size = super().claim(request), self._run_tokens(request)
-        if self.slots.largest_hole >= size:
-            return claim
-        if self.slots.num_free >= size:
-            self.refusals.note(request, self.slots)
-        return replace(claim, new_blocks=self.pool.num_blocks + 1)
-
-    def take(self, request: Request, claim: Claim) -> tuple[int, int] | None:
-        """Take the run, and the blocks that carry it out."""
-        size = self._run_tokens(request)
-        start = self.slots.allocate(size)
-        assert start is not None
-        self._runs[request.request_id] = start, size
-        return super().take(request, claim)
-
-    def release(self, request: Request) -> None:
-        """Return both."""
-        if request.request_id in self._runs:
-            self.slots.release(*self._runs.pop(request.request_id))
-        super().release(request)
-
-
-class WholeBlockManager(BlockManager):
-    """Shares prefixes by whole blocks alone, as most engines do."""
-
-    def claim(self, request: Request) -> Claim:
-        """Leave the partial block out of the match."""
-        claim = super().claim(request)
-        return replace(claim, match=claim.match.whole_blocks())
-
-
-# -- what executes the steps --------------------------------------------------------------
-
-
-class Machine(Protocol):
-    """What steps run on, and the clock they run by (in seconds)."""
-
-    simulated: bool
-    bytes_per_token: int
-
-    def clock(self) -> float:
-        """Give the time now."""
-
-    def costs(self, block_size: int) -> PreemptionCosts:
-        """Give what is known of the link to the CPU pool."""
-
-    def executor(self, manager: BlockManager, num_swap_blocks: int) -> Executor:
-        """Make the executor over a pool of its own."""
-
-
-class ModelMachine:
-    """A loaded model."""
-
-    simulated = False
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.bytes_per_token = kv_bytes_per_token(loaded.layers, loaded.model.dtype)
-        self._loaded = loaded
-
-    def clock(self) -> float:
-        """See :class:`Machine`."""
-        return time.perf_counter()
-
-    def costs(self, block_size: int) -> PreemptionCosts:
-        """Count copies as free: on a CPU they are, beside computing the same tokens."""
-        return PreemptionCosts()
-
-    def executor(self, manager: BlockManager, num_swap_blocks: int) -> Executor:
-        """See :class:`Machine`."""
-        loaded = self._loaded
-        cache = KVCache(
-            loaded.layers,
-            manager.pool.num_blocks,
-            manager.block_size,
-            num_swap_blocks=num_swap_blocks,
-            dtype=loaded.model.dtype,
-            device=loaded.model.device,
-        )
-        return ModelExecutor(loaded.model, cache)
-
-
-@dataclass(slots=True)
-class SimulatedMachine:
-    """No model: a step lasts a fixed time, and a time for each token and each byte swapped.
-
-    The defaults are about an 8B model with grouped-query attention in 16 bits on one A100:
-    16 GB of weights at 2 TB/s, 2 x 8e9 operations a token at 200e12 a second, and a link of
-    25 GB/s.
-    """
-
-    step_s: float = 0.008
-    token_s: float = 80e-6
-    bytes_per_token: int = 128 * 1024
-    link_bytes_per_s: float = 25e9
-    now: float = 0.0
-    simulated: bool = True
-
-    def clock(self) -> float:
-        """See :class:`Machine`."""
-        return self.now
-
-    def costs(self, block_size: int) -> PreemptionCosts:
-        """See :class:`Machine`."""
-        return PreemptionCosts(block_size * self.bytes_per_token / self.link_bytes_per_s)
-
-    def executor(self, manager: BlockManager, num_swap_blocks: int) -> Executor:
-        """See :class:`Machine`."""
-        return _SimulatedExecutor(self, self.costs(manager.block_size).swap_s_per_block)
-
-    def describe(self) -> str:
-        """Say the step's time in a line."""
-        return (
-            f"seconds, tokens/s and TTFT are simulated: a step takes {1e3 * self.step_s:g} ms and "
-            f"{1e6 * self.token_s:g} us a token; KV takes {self.bytes_per_token:,} bytes a token"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _SimulatedExecutor:
-    machine: SimulatedMachine
-    swap_s_per_block: float
-
-    def execute(self, plan: StepPlan) -> list[int | None]:
-        """Let the time pass; every sampled token is 0."""
-        machine, swapped = self.machine, len(plan.swap_out) + len(plan.swap_in)
-        machine.now += machine.step_s + plan.num_tokens * machine.token_s
-        machine.now += swapped * self.swap_s_per_block
-        return [0] * len(plan.samples)
-
-
-class StopAt(StopRules):
-    """Ends each row after its own number of tokens."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        super().__init__(frozenset())
-        self._rows = rows
-
-    def check(self, request: Request) -> tuple[FinishReason, str | None] | None:
-        """See :class:`StopRules`."""
-        wanted = self._rows[request.request_id].output_tokens
-        return (FinishReason.STOP, None) if request.num_output_tokens >= wanted else None
 
 
 # -- one run ------------------------------------------------------------------------------

@@ -71,6 +71,13 @@ def write_json_durably(path: Path, content: Any) -> None:
 
 
 def remove_durably(path: Path) -> None:
-    """Remove a file that may not be there, and make that durable."""
-    path.unlink(missing_ok=True)
-    fsync_directory(path.parent)
+    """Remove a file that may not be there, and make that durable.
+
+    Raises:
+        OutputError: it could not be removed.
+    """
+    try:
+        path.unlink(missing_ok=True)
+        fsync_directory(path.parent)
+    except OSError as error:
+        raise OutputError.at(path, error) from error

@@ -94,6 +94,7 @@ class OutputDir:
 
         Raises:
             UsageError: it cannot be made, holds what is not ours, or another run holds it.
+            OutputError: what a killed run left cannot be put right.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -103,6 +104,9 @@ class OutputDir:
             raise UsageError(f"output.dir={self.path} cannot be used: {error}") from error
         try:
             self._recover()
+        except OSError as error:
+            self._lock.release()
+            raise OutputError.at(self.path, error) from error
         except BaseException:
             self._lock.release()
             raise

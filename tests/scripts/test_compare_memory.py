@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_managers import ContiguousSlots
 
 from batchgen.errors import UsageError
 from batchgen.runtime.model import ModelSource, load_model
@@ -64,7 +65,7 @@ class _Cells:
 
 @given(st.data(), st.integers(1, 40))
 def test_first_fit_gives_the_runs_that_a_search_slot_by_slot_finds(data, capacity):
-    slots, cells, runs = cm.ContiguousSlots(capacity), _Cells(capacity), []
+    slots, cells, runs = ContiguousSlots(capacity), _Cells(capacity), []
     for _ in range(data.draw(st.integers(0, 40))):
         if runs and data.draw(st.booleans()):
             run = runs.pop(data.draw(st.integers(0, len(runs) - 1)))

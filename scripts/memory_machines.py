@@ -1,0 +1,127 @@
+"""What executes the steps of compare_memory.py: a loaded model, or a clock."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from memory_rows import Row
+
+from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.costs import PreemptionCosts
+from batchgen.engine.loop import Executor
+from batchgen.engine.request import FinishReason, Request
+from batchgen.engine.step import StepPlan
+from batchgen.engine.stopping import StopRules
+from batchgen.runtime.executor import ModelExecutor
+from batchgen.runtime.kv_cache import KVCache, kv_bytes_per_token
+from batchgen.runtime.model import LoadedModel
+
+
+class Machine(Protocol):
+    """What steps run on, and the clock they run by (in seconds)."""
+
+    simulated: bool
+    bytes_per_token: int
+
+    def clock(self) -> float:
+        """Give the time now."""
+
+    def costs(self, block_size: int) -> PreemptionCosts:
+        """Give what is known of the link to the CPU pool."""
+
+    def executor(self, manager: BlockManager, num_swap_blocks: int) -> Executor:
+        """Make the executor over a pool of its own."""
+
+
+class ModelMachine:
+    """A loaded model."""
+
+    simulated = False
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.bytes_per_token = kv_bytes_per_token(loaded.layers, loaded.model.dtype)
+        self._loaded = loaded
+
+    def clock(self) -> float:
+        """See :class:`Machine`."""
+        return time.perf_counter()
+
+    def costs(self, block_size: int) -> PreemptionCosts:
+        """Count copies as free: on a CPU they are, beside computing the same tokens."""
+        return PreemptionCosts()
+
+    def executor(self, manager: BlockManager, num_swap_blocks: int) -> Executor:
+        """See :class:`Machine`."""
+        loaded = self._loaded
+        cache = KVCache(
+            loaded.layers,
+            manager.pool.num_blocks,
+            manager.block_size,
+            num_swap_blocks=num_swap_blocks,
+            dtype=loaded.model.dtype,
+            device=loaded.model.device,
+        )
+        return ModelExecutor(loaded.model, cache)
+
+
+@dataclass(slots=True)
+class SimulatedMachine:
+    """No model: a step lasts a fixed time, and a time for each token and each byte swapped.
+
+    The defaults are about an 8B model with grouped-query attention in 16 bits on one A100:
+    16 GB of weights at 2 TB/s, 2 x 8e9 operations a token at 200e12 a second, and a link of
+    25 GB/s.
+    """
+
+    step_s: float = 0.008
+    token_s: float = 80e-6
+    bytes_per_token: int = 128 * 1024
+    link_bytes_per_s: float = 25e9
+    now: float = 0.0
+    simulated: bool = True
+
+    def clock(self) -> float:
+        """See :class:`Machine`."""
+        return self.now
+
+    def costs(self, block_size: int) -> PreemptionCosts:
+        """See :class:`Machine`."""
+        return PreemptionCosts(block_size * self.bytes_per_token / self.link_bytes_per_s)
+
+    def executor(self, manager: BlockManager, num_swap_blocks: int) -> Executor:
+        """See :class:`Machine`."""
+        return _SimulatedExecutor(self, self.costs(manager.block_size).swap_s_per_block)
+
+    def describe(self) -> str:
+        """Say the step's time in a line."""
+        return (
+            f"seconds, tokens/s and TTFT are simulated: a step takes {1e3 * self.step_s:g} ms and "
+            f"{1e6 * self.token_s:g} us a token; KV takes {self.bytes_per_token:,} bytes a token"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _SimulatedExecutor:
+    machine: SimulatedMachine
+    swap_s_per_block: float
+
+    def execute(self, plan: StepPlan) -> list[int | None]:
+        """Let the time pass; every sampled token is 0."""
+        machine, swapped = self.machine, len(plan.swap_out) + len(plan.swap_in)
+        machine.now += machine.step_s + plan.num_tokens * machine.token_s
+        machine.now += swapped * self.swap_s_per_block
+        return [0] * len(plan.samples)
+
+
+class StopAt(StopRules):
+    """Ends each row after its own number of tokens."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        super().__init__(frozenset())
+        self._rows = rows
+
+    def check(self, request: Request) -> tuple[FinishReason, str | None] | None:
+        """See :class:`StopRules`."""
+        wanted = self._rows[request.request_id].output_tokens
+        return (FinishReason.STOP, None) if request.num_output_tokens >= wanted else None
