@@ -74,14 +74,17 @@ class CheckedExecutor:
     def __init__(self, executor: ModelExecutor, scheduler: Scheduler) -> None:
         self._executor = executor
         self._scheduler = scheduler
+        self._poisoned: set[int] = set()
 
     def execute(self, plan: Any) -> list[int | None]:
         """Check, poison every free block, run."""
         check_invariants(self._scheduler, plan)
         # Blocks that this step writes or brings back are owned, so they are not free.
         if not len(plan.swap_out):
-            free = self._scheduler.blocks.pool.free_blocks()
-            self._executor.cache.poison(free)
+            free = set(self._scheduler.blocks.pool.free_blocks())
+            # What was free at the last step, too, has not been written since.
+            self._executor.cache.poison(sorted(free - self._poisoned))
+            self._poisoned = free
         return self._executor.execute(plan)
 
 
@@ -96,7 +99,6 @@ def make_engine(loaded: LoadedModel, scheduler: Scheduler) -> Engine:
         dtype=loaded.model.dtype,
         device=torch.device("cpu"),
     )
-    cache.poison(list(range(manager.pool.num_blocks)))
     executor: Executor = CheckedExecutor(ModelExecutor(loaded.model, cache), scheduler)
     return Engine(scheduler, executor)
 
