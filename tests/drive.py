@@ -80,9 +80,10 @@ class CheckedExecutor:
         """Check, poison every free block, run."""
         check_invariants(self._scheduler, plan)
         # Blocks that this step writes or brings back are owned, so they are not free.
+        free = set(self._scheduler.blocks.pool.free_blocks())
+        # What was free at the last step, too, has not been written since.
+        self._poisoned &= free
         if not len(plan.swap_out):
-            free = set(self._scheduler.blocks.pool.free_blocks())
-            # What was free at the last step, too, has not been written since.
             self._executor.cache.poison(sorted(free - self._poisoned))
             self._poisoned = free
         return self._executor.execute(plan)
