@@ -55,7 +55,9 @@ def test_a_plan_needs_no_weights_and_a_run_keeps_to_it(
     weights.write_bytes(content)
     assert job() == 0
     summary = job.summary
-    assert summary["prefill_tokens_computed"] == plan["expected_prefill_tokens"]
+    # A row computes up to three tokens that it shares rather than wait a step for them.
+    extra = summary["prefill_tokens_computed"] - plan["expected_prefill_tokens"]
+    assert 0 <= extra <= 3 * plan["requests"]
     assert summary["prefill_tokens_floor_block"] == plan["prefill_tokens_floor_block"]
 
 

@@ -122,10 +122,10 @@ def test_simulated_time_is_the_sum_of_steps_and_tokens():
 
 
 def test_blocks_are_shared_whole_or_by_the_token():
-    rows, limits = _rows((9, 2), (9, 2), shared=6), _limits(10, 4, 2)
-    assert _run("paged", rows, limits).prefill_tokens == 9 + 9
-    assert _run("paged_prefix", rows, limits).prefill_tokens == 9 + 5
-    assert _run("ours", rows, limits).prefill_tokens == 9 + 3
+    rows, limits = _rows((17, 2), (17, 2), shared=14), _limits(10, 8, 2)
+    assert _run("paged", rows, limits).prefill_tokens == 17 + 17
+    assert _run("paged_prefix", rows, limits).prefill_tokens == 17 + 9
+    assert _run("ours", rows, limits).prefill_tokens == 17 + 3
 
 
 def test_a_budget_below_the_longest_row_is_refused():
