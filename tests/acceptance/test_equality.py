@@ -3,7 +3,7 @@
 The full size is ``pytest tests/acceptance --equality-rows 64 --new-tokens 64``.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.scheduler import PreemptionPolicy
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.sampling import SamplingParams
@@ -111,15 +112,21 @@ def test_tokens_equal_generate_in_chunks_of_64(reference, loaded) -> None:
     _run(reference, loaded, make_scheduler(5000, 16, budget=64))
 
 
-@pytest.mark.parametrize("preemption", PreemptionPolicy)
+@pytest.mark.parametrize("preemption", [PreemptionPolicy.SWAP, PreemptionPolicy.RECOMPUTE])
 def test_tokens_equal_generate_when_rows_are_preempted(reference, loaded, preemption) -> None:
-    longest = max(map(len, reference.prompts)) + reference.new_tokens
-    # Just the longest row in small blocks, and no cache: rows must leave and come back.
+    short = [i for i, prompt in enumerate(reference.prompts) if len(prompt) < 400]
+    part = replace(
+        reference,
+        prompts=[reference.prompts[i] for i in short],
+        outputs=[reference.outputs[i] for i in short],
+    )
+    # All start in one step, with a block to spare for each; every one comes to need three.
+    blocks = sum(-(-len(prompt) // 4) + 1 for prompt in part.prompts)
     scheduler = make_scheduler(
-        -(-longest // 4), 4, budget=512, swap_blocks=800, preemption=preemption,
-        prefix_caching=False,
+        blocks, 4, budget=50_000, swap_blocks=800, preemption=preemption, prefix_caching=False,
+        admission=AdmissionPolicy.PROMPT,
     )  # fmt: skip
-    counters = _run(reference, loaded, scheduler)
+    counters = _run(part, loaded, scheduler)
     assert counters.preemptions > 0
     if preemption is PreemptionPolicy.SWAP:
         assert counters.swapped_in_blocks > 0
