@@ -77,7 +77,7 @@ class CheckedExecutor:
         self._poisoned: set[int] = set()
 
     def execute(self, plan: Any) -> list[int | None]:
-        """Check, poison every free block, run."""
+        """Check, poison every block that was freed since the last step, run."""
         check_invariants(self._scheduler, plan)
         # Blocks that this step writes or brings back are owned, so they are not free.
         free = set(self._scheduler.blocks.pool.free_blocks())
