@@ -47,7 +47,7 @@ from batchgen.engine.block_manager import BlockManager
 from batchgen.engine.loop import Engine, Executor
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import PreemptionPolicy, Scheduler, SchedulerLimits
-from batchgen.engine.step import StepPlan
+from batchgen.engine.step import IntArray, StepPlan
 from batchgen.engine.swap import SwapSpace
 from batchgen.errors import BatchgenError, EngineError, UsageError
 from batchgen.prompts.future import PlannedFuture
@@ -143,7 +143,7 @@ class Watch:
         self._executor = executor
         self._scheduler = scheduler
 
-    def execute(self, plan: StepPlan) -> list[int | None]:
+    def execute(self, plan: StepPlan) -> IntArray:
         """Look, then run."""
         slots, unused = slots_in_use(self._scheduler)
         self.peak_slots = max(self.peak_slots, slots)
@@ -158,7 +158,7 @@ def slots_in_use(scheduler: Scheduler) -> tuple[int, int]:
 
     A slot without KV lies behind a row's computed tokens, in blocks that are its alone.
     """
-    manager, running = scheduler.blocks, scheduler.running.values()
+    manager, running = scheduler.blocks, list(scheduler.running)
     if isinstance(manager, ContiguousManager):
         taken = manager.slots.capacity - manager.slots.num_free
         return taken, taken - sum(request.num_computed for request in running)

@@ -34,7 +34,7 @@ from batchgen.cli.checks import check
 from batchgen.config import Config
 from batchgen.data.schema import RowResult
 from batchgen.engine.request import Request
-from batchgen.engine.step import Sample
+from batchgen.engine.step import SampleBatch
 from batchgen.errors import BatchgenError
 from batchgen.job.load import load_job_model
 from batchgen.prompts.tokenizer import Tokenizer
@@ -77,7 +77,7 @@ class Judge:
     def __init__(
         self,
         next_logits: Callable[[Request], torch.Tensor],
-        next_sample: Callable[[Request], Sample],
+        next_sample: Callable[[Request], SampleBatch],
         bound: float,
     ) -> None:
         self._next_logits = next_logits
@@ -90,13 +90,13 @@ class Judge:
         Returns:
             The distance of their logits, penalties applied, and whether it is a near-tie.
         """
-        entry = self._next_sample(request)
+        batch = self._next_sample(request)
         logits = self._next_logits(request)
         tilted = torch.stack([logits, *(logits + tilt for tilt in self._tilts(logits, tokens))])
-        chosen = sample(tilted, (entry,) * len(tilted))
+        chosen = {int(sample(row, batch)[0]) for row in tilted.split(1)}
         # The sampler has applied the penalties to what it was given.
         scores = tilted[0]
-        return abs(float(scores[tokens[0]] - scores[tokens[1]])), set(tokens) <= set(chosen)
+        return abs(float(scores[tokens[0]] - scores[tokens[1]])), set(tokens) <= chosen
 
     def _tilts(self, logits: torch.Tensor, tokens: tuple[int, int]) -> list[torch.Tensor]:
         """Changes of the logits as large as rounding: where they decide, it is a near-tie.

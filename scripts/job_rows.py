@@ -27,6 +27,7 @@ from batchgen.job.stream import RequestStream
 from batchgen.prompts.plan import Plan, make_plan
 from batchgen.prompts.row_sampling import row_params
 from batchgen.prompts.store import PromptStore
+from batchgen.runtime.memory import Ledger
 from batchgen.runtime.model import LoadedModel
 from batchgen.sampling import SamplingParams
 
@@ -43,12 +44,18 @@ class Run:
         answers: output rows of every row that could be planned.
         prefill_tokens: prompt tokens that went through the model.
         seconds: from the tokenised rows to the last answer, planning included.
+        generate_s: of these, the seconds since the engine was ready.
+        model_s: of these, the seconds in which the model ran.
+        ledger: what the weights and the pool take.
     """
 
     plan: Plan
     answers: dict[SampleKey, RowResult]
     prefill_tokens: int
     seconds: float
+    generate_s: float
+    model_s: float
+    ledger: Ledger
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,8 @@ class JobRows:
     store: PromptStore
 
     @cached_property
-    def _params(self) -> list[SamplingParams]:
+    def params(self) -> list[SamplingParams]:
+        """Sampling parameters of every store row."""
         return row_params(self.store.sampling_params, self.inputs.sampling)
 
     def stream(self, config: Config) -> tuple[Plan, RequestStream]:
@@ -87,7 +95,7 @@ class JobRows:
             position: output tokens before that one.
         """
         row = int(np.searchsorted(self.store.row_index, result.row_index))
-        params = self._params[row]
+        params = self.params[row]
         request = Request.create(
             row,
             self.store.ids(row).tolist(),
@@ -108,14 +116,24 @@ class JobRows:
         started = time.perf_counter()
         plan, stream = self.stream(config)
         loaded = build_engine(config, model, future=plan.future)
+        ready = time.perf_counter()
         answers = {
             (result.row_index, result.sample_index): result
             for finished in loaded.engine.run(stream.requests())
             for request in finished
             for result in stream.results(request, started)
         }
-        seconds = time.perf_counter() - started
-        return Run(plan, answers, loaded.engine.scheduler.counters.prefill_tokens, seconds)
+        ended = time.perf_counter()
+        stats, counters = loaded.engine.stats, loaded.engine.scheduler.counters
+        return Run(
+            plan=plan,
+            answers=answers,
+            prefill_tokens=counters.prefill_tokens,
+            seconds=ended - started,
+            generate_s=ended - ready,
+            model_s=stats.prefill_s + stats.decode_s,
+            ledger=loaded.ledger,
+        )
 
 
 def compose_job(arguments: Sequence[str]) -> Config:
@@ -136,13 +154,13 @@ def compose_job(arguments: Sequence[str]) -> Config:
 
 
 @contextmanager
-def open_rows(config: Config, rows: int) -> Iterator[JobRows]:
-    """Tokenise the first rows of a job; ``input.limit`` can make them fewer.
+def open_rows(config: Config, rows: int | None = None) -> Iterator[JobRows]:
+    """Tokenise the first rows of a job, or all; ``input.limit`` can make them fewer.
 
     Raises:
         UsageError: the input or the model's files cannot be used.
     """
-    limit = min(rows, config.input.limit or rows)
+    limit = min(filter(None, (rows, config.input.limit)), default=None)
     inputs = JobInputs.open(config)
     check_ids(inputs.source, id_column=config.input.id_column, limit=limit)
     with tempfile.TemporaryDirectory(prefix="batchgen-") as folder:

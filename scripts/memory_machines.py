@@ -3,15 +3,17 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 from memory_rows import Row
 
 from batchgen.engine.block_manager import BlockManager
 from batchgen.engine.costs import PreemptionCosts
 from batchgen.engine.loop import Executor
 from batchgen.engine.request import FinishReason, Request
-from batchgen.engine.step import StepPlan
+from batchgen.engine.running import RunningRequests
+from batchgen.engine.step import IntArray, StepPlan
 from batchgen.engine.stopping import StopRules
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache, kv_bytes_per_token
@@ -106,12 +108,12 @@ class _SimulatedExecutor:
     machine: SimulatedMachine
     swap_s_per_block: float
 
-    def execute(self, plan: StepPlan) -> list[int | None]:
+    def execute(self, plan: StepPlan) -> IntArray:
         """Let the time pass; every sampled token is 0."""
         machine, swapped = self.machine, len(plan.swap_out) + len(plan.swap_in)
         machine.now += machine.step_s + plan.num_tokens * machine.token_s
         machine.now += swapped * self.swap_s_per_block
-        return [0] * len(plan.samples)
+        return np.zeros(len(plan.samples), dtype=np.int64)
 
 
 class StopAt(StopRules):
@@ -120,6 +122,10 @@ class StopAt(StopRules):
     def __init__(self, rows: Sequence[Row]) -> None:
         super().__init__(frozenset())
         self._rows = rows
+
+    def may_end(self, running: RunningRequests, seats: IntArray) -> Any:
+        """See :class:`StopRules`: any row may."""
+        return np.ones(len(seats), dtype=np.bool_)
 
     def check(self, request: Request) -> tuple[FinishReason, str | None] | None:
         """See :class:`StopRules`."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from job_rows import SampleKey
 from transformers import (
@@ -17,7 +18,8 @@ from transformers import (
 from batchgen.config import Config
 from batchgen.data.schema import RowResult
 from batchgen.engine.request import Request
-from batchgen.engine.step import Sample
+from batchgen.engine.running import RunningRequests
+from batchgen.engine.step import NO_TOKEN, SampleBatch
 from batchgen.engine.stopping import StopRules
 from batchgen.errors import EngineError
 from batchgen.job.inputs import model_source
@@ -64,17 +66,13 @@ class StockModel:
         """When a request ends, as in our own path."""
         return StopRules(self._stock.eos_token_ids)
 
-    def next_sample(self, request: Request) -> Sample:
-        """Describe how a request's next token is chosen."""
-        return Sample(
-            row=0,
-            params=request.params,
-            noise_key=request.noise_key,
-            position=request.num_output_tokens,
-            token_ids=request.token_ids,
-            num_prompt_tokens=request.num_prompt_tokens,
-            banned=self.stop_rules.banned_now(request),
-        )
+    def next_sample(self, request: Request) -> SampleBatch:
+        """Describe how a request's next token is chosen: a batch of one."""
+        alone = RunningRequests(1)
+        alone.join(request)
+        batch = alone.samples(np.array([0]), alone.seats(), self.stop_rules.banned_now)
+        alone.leave(request)
+        return batch
 
     @torch.no_grad()
     def next_logits(self, request: Request) -> torch.Tensor:
@@ -127,8 +125,8 @@ class _Turn:
     def choose(self, scores: torch.Tensor) -> int:
         """Choose the next token from [1, V] logits by our sampler, and look whether it ends."""
         request = self.request
-        (token,) = sample(scores.float().clone(), (self._stock.next_sample(request),))
-        if token is None:
+        token = int(sample(scores.float().clone(), self._stock.next_sample(request))[0])
+        if token == NO_TOKEN:
             raise EngineError("the stock model's logits are not numbers (NaN)")
         request.token_ids.append(token)
         ended = self._stock.stop_rules.check(request)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from batchgen.engine.admission import AdmissionPolicy
-from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.block_manager import BlockManager, Window
 from batchgen.engine.costs import PreemptionCosts
 from batchgen.engine.eviction import Future
 from batchgen.engine.loop import Engine, Executor
@@ -16,6 +16,7 @@ from batchgen.engine.scheduler import (
     Scheduler,
     SchedulerLimits,
 )
+from batchgen.engine.step import IntArray
 from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import SwapSpace
 from batchgen.runtime.executor import ModelExecutor
@@ -41,10 +42,17 @@ def make_scheduler(
     preemption: PreemptionPolicy = PreemptionPolicy.SWAP,
     costs: PreemptionCosts | None = None,
     future: Future | None = None,
+    window: int | None = None,
 ) -> Scheduler:
     """A scheduler with small defaults."""
     return Scheduler(
-        BlockManager(num_blocks, block_size, prefix_caching=prefix_caching, future=future),
+        BlockManager(
+            num_blocks,
+            block_size,
+            prefix_caching=prefix_caching,
+            future=future,
+            window=None if window is None else Window(window, budget),
+        ),
         SwapSpace(swap_blocks),
         StopRules(frozenset(eos)),
         SchedulerLimits(max_num_seqs, budget),
@@ -76,7 +84,7 @@ class CheckedExecutor:
         self._scheduler = scheduler
         self._poisoned: set[int] = set()
 
-    def execute(self, plan: Any) -> list[int | None]:
+    def execute(self, plan: Any) -> IntArray:
         """Check, poison every block that was freed since the last step, run."""
         check_invariants(self._scheduler, plan)
         # Blocks that this step writes or brings back are owned, so they are not free.

@@ -20,6 +20,7 @@ from batchgen.engine.loop import Engine
 from batchgen.engine.prefix_index import Node
 from batchgen.engine.request import FinishReason, Request, Status
 from batchgen.engine.scheduler import PreemptionPolicy
+from batchgen.engine.step import IntArray
 from batchgen.errors import RowError, RowErrorType
 from batchgen.sampling import SamplingParams
 from tests.drive import make_scheduler
@@ -52,6 +53,7 @@ class Setup:
     preemption: PreemptionPolicy
     swap_s_per_block: float
     prefix_caching: bool
+    window: int | None
     planned: tuple[tuple[int, ...], ...] | None
 
 
@@ -61,13 +63,19 @@ def random_prompt(rng: Random) -> list[int]:
     return stem + [rng.randrange(TOKENS) for _ in range(rng.randint(not stem, 4))]
 
 
+def fitting_window(window: int | None, budget: int, block_size: int, num_blocks: int) -> int | None:
+    """The window, if the pool holds what one row can see and compute at once."""
+    most = -(-((window or 0) + budget) // block_size) + 1
+    return window if most <= num_blocks else None
+
+
 def random_setup(rng: Random) -> Setup:
     """A pool of a few blocks, all policies equally likely."""
     planned = tuple(tuple(random_prompt(rng)) for _ in range(40))
     block_size = rng.randint(1, 4)
     return Setup(
         block_size=block_size,
-        num_blocks=rng.randint(12, 60) // block_size,
+        num_blocks=rng.randint(12, 40) // block_size,
         swap_blocks=rng.choice((0, 3, 8, 16)),
         max_num_seqs=rng.choice((1, 3, 8, 8)),
         budget=rng.choice((1, 4, 10, 40)),
@@ -76,6 +84,7 @@ def random_setup(rng: Random) -> Setup:
         preemption=rng.choice(list(PreemptionPolicy)),
         swap_s_per_block=rng.choice((0.0, 0.3, 9.0)),
         prefix_caching=rng.random() < 0.9,
+        window=rng.choice((None, None, None, 2, 6)),
         planned=rng.choice((None, planned)),
     )
 
@@ -136,6 +145,7 @@ class EngineModel:
             setup.block_size,
             swap_blocks=setup.swap_blocks,
             prefix_caching=setup.prefix_caching,
+            window=setup.window,
             max_num_seqs=setup.max_num_seqs,
             budget=setup.budget,
             eos=(EOS,),
@@ -146,8 +156,9 @@ class EngineModel:
         )
         if setup.over_admits:
             self.scheduler._admission.growth = lambda request, held: 0
+            self.scheduler._admission.growth_of_all = lambda running: 0
         self._ledger = DebugLedger(self.scheduler)
-        self._fake = FakeExecutor(setup.block_size, choose=_says)
+        self._fake = FakeExecutor(setup.block_size, choose=_says, window=setup.window)
         ticks = count()
         self._engine = Engine(self.scheduler, self, clock=lambda: float(next(ticks)))
         self._tables_before: dict[int, list[int]] = {}
@@ -208,7 +219,7 @@ class EngineModel:
 
     # -- the executor between scheduler and model ----------------------------------------
 
-    def execute(self, plan: Any) -> list[int | None]:
+    def execute(self, plan: Any) -> IntArray:
         """Check the plan, run it over the slots, check the slots."""
         check_invariants(self.scheduler, plan)
         self._ledger.check_plan(plan)
@@ -221,6 +232,8 @@ class EngineModel:
         self.check_slots()
         self.seen["copies"] += len(plan.copies)
         self.seen["swap-ins"] += len(plan.swap_in)
+        released = sum(request.num_released > 0 for request in self.scheduler.running)
+        self.seen["rows that a window has left"] += released
         return tokens
 
     # -- what must hold -------------------------------------------------------------------
@@ -241,6 +254,10 @@ class EngineModel:
         assert not request.block_table
         assert request.swapped is None
         number, capacity = request.request_id, self.setup.num_blocks * self.setup.block_size
+        if self.setup.window is not None:
+            # Its window and a step always fit: no row is too long.
+            capacity = 1_000_000
+            assert account.peak_blocks <= self._most_blocks_of_a_window()
         prompt, found = self._prompts[number], request.output_token_ids
         tokens, reason = expected_output(prompt, self._max_tokens[number])
         if number in self._aborts:
@@ -259,6 +276,10 @@ class EngineModel:
         else:
             assert (found, request.finish_reason) == (tokens, reason)
             self.seen["ended " + reason] += 1
+
+    def _most_blocks_of_a_window(self) -> int:
+        """What a row sees and computes in a step, beginning anywhere in a block."""
+        return -(-(self.setup.window + self.setup.budget) // self.setup.block_size) + 1
 
     def _check_writes(self, plan: Any) -> None:
         """Only the one request that held a block before the step may write into it."""
@@ -280,8 +301,11 @@ class EngineModel:
         found = []
         for row in range(plan.num_rows):
             table, length = plan.block_tables[row].tolist(), plan.context_lens[row]
-            running = self.scheduler.running.values()
-            rows = [r for r in running if r.block_table == table[: len(r.block_table)]]
+            running = list(self.scheduler.running)
+            rows = [
+                r for r in running
+                if [max(0, block) for block in r.block_table] == table[: len(r.block_table)]
+            ]  # fmt: skip
             found.append(next(request for request in rows if request.num_computed == length))
         return found
 
@@ -308,9 +332,11 @@ class EngineModel:
         size = self.setup.block_size
         for node, prefix in self._named_prefixes():
             self._check_block(node.block, prefix, len(node.key))
-        for request in self.scheduler.running.values():
+        for request in list(self.scheduler.running):
             tokens = tuple(request.token_ids[: request.num_computed])
             for column, block in enumerate(request.block_table):
+                if block < 0:
+                    continue
                 stored = tokens[: (column + 1) * size]
                 self._check_block(block, stored, len(stored) - column * size)
         for request in self.scheduler.swapped:
@@ -354,7 +380,9 @@ def drive(rng: Random, steps: int, **given: Any) -> Counter[str]:
     """Drive engines with a seeded mix of everything until ``steps`` steps have run."""
     seen: Counter[str] = Counter()
     while seen["steps"] < steps:
-        model = EngineModel(replace(random_setup(rng), **given))
+        setup = replace(random_setup(rng), **given)
+        fits = fitting_window(setup.window, setup.budget, setup.block_size, setup.num_blocks)
+        model = EngineModel(replace(setup, window=fits))
         for _ in range(60):
             _act(model, rng)
         model.drain()

@@ -9,6 +9,10 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from batchgen.engine.step import NO_TOKEN, IntArray, SampleBatch
+
 VOCAB = 1000
 
 
@@ -34,7 +38,8 @@ class FakeExecutor:
         *,
         vocab: int = VOCAB,
         before: Callable[[Any], None] = lambda plan: None,
-        choose: Callable[[Sequence[int]], int] | None = None,
+        choose: Callable[[Sequence[int]], int | None] | None = None,
+        window: int | None = None,
     ) -> None:
         self.block_size = block_size
         self.slots: dict[int, tuple[int, ...]] = {}
@@ -43,6 +48,7 @@ class FakeExecutor:
         self._vocab = vocab
         self._before = before
         self._choose = choose
+        self._window = window
 
     def forget(self, blocks: Sequence[int]) -> None:
         """Drop the content of freed blocks."""
@@ -50,7 +56,7 @@ class FakeExecutor:
             for offset in range(self.block_size):
                 self.slots.pop(block * self.block_size + offset, None)
 
-    def execute(self, plan: Any) -> list[int | None]:
+    def execute(self, plan: Any) -> IntArray:
         """Swap, write all rows' KV, then let every row read what its table names."""
         self._before(plan)
         self.plans.append(plan)
@@ -68,7 +74,9 @@ class FakeExecutor:
         histories = [self._write(plan, row) for row in range(plan.num_rows)]
         for row, history in enumerate(histories):
             self._read(plan, row, history)
-        return [self._sample(histories[entry.row], entry) for entry in plan.samples]
+        rows = plan.samples.rows.tolist()
+        tokens = [self._sample(histories[row], plan.samples, i) for i, row in enumerate(rows)]
+        return np.array([NO_TOKEN if token is None else token for token in tokens], dtype=np.int64)
 
     def _write(self, plan: Any, row: int) -> tuple[int, ...]:
         start, end = plan.query_starts[row], plan.query_starts[row + 1]
@@ -90,15 +98,17 @@ class FakeExecutor:
     def _read(self, plan: Any, row: int, history: tuple[int, ...]) -> None:
         assert len(history) == plan.context_lens[row]
         table = plan.block_tables[row].tolist()
-        for position in range(len(history)):
+        first_query = plan.positions[plan.query_starts[row]]
+        first = 0 if self._window is None else max(0, first_query - self._window + 1)
+        for position in range(first, len(history)):
             block, offset = table[position // self.block_size], position % self.block_size
             found = self.slots.get(block * self.block_size + offset)
             assert found == history[: position + 1], (
                 f"row {row} reads another prefix at position {position}"
             )
 
-    def _sample(self, history: tuple[int, ...], entry: Any) -> int:
-        assert list(history) == list(entry.token_ids)
+    def _sample(self, history: tuple[int, ...], samples: SampleBatch, index: int) -> int | None:
+        """Choose the token of one sample of the batch."""
         if self._choose is not None:
             return self._choose(history)
         return next_token(history, self._vocab)

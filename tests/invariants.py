@@ -10,9 +10,9 @@ from batchgen.engine.scheduler import Scheduler
 def check_invariants(scheduler: Scheduler, plan: Any = None) -> None:
     """Assert that every block has one state and every reference one owner."""
     pool, index = scheduler.blocks.pool, scheduler.blocks.index
-    requests = [*scheduler.running.values(), *scheduler.waiting, *scheduler.swapped]
+    requests = [*scheduler.running, *scheduler.waiting, *scheduler.swapped]
     assert len({id(request) for request in requests}) == len(requests)
-    owners = Counter(block for request in requests for block in request.block_table)
+    owners = Counter(block for request in requests for block in _held(request))
     owners.update(scheduler.blocks.copy_sources)
     assert owners == Counter({b: n for b, n in enumerate(pool.ref_counts) if n})
     free = set(pool.free_blocks())
@@ -35,18 +35,42 @@ def check_invariants(scheduler: Scheduler, plan: Any = None) -> None:
         if request.status is not Status.RUNNING:
             assert not request.block_table
         else:
-            assert len(set(request.block_table)) == len(request.block_table)
+            assert len(set(_held(request))) == len(_held(request))
+            assert set(request.block_table[: request.num_released]) <= {-1}
             assert len(request.block_table) * size >= request.num_computed
+    _check_columns(scheduler)
     _check_swap(scheduler)
     if plan is not None:
         _check_writes(scheduler, plan)
+
+
+def _held(request: Any) -> list[int]:
+    return list(request.block_table[request.num_released :])
+
+
+def _check_columns(scheduler: Scheduler) -> None:
+    """The columns of the running requests say what the requests say."""
+    running = scheduler.running
+    seats = running.seats().tolist()
+    assert len(seats) == len(running) == len(list(running))
+    for seat, request in zip(seats, running, strict=True):
+        table = running.tables[seat].tolist()
+        assert request.seat == seat
+        assert running.num_known[seat] == len(request.token_ids)
+        assert running.num_computed[seat] == request.num_computed
+        assert running.last_token[seat] == request.token_ids[-1]
+        assert running.max_computed[seat] == request.max_computed
+        assert running.num_released[seat] == request.num_released
+        assert running.num_blocks[seat] == len(request.block_table)
+        blocks = [max(0, block) for block in request.block_table]
+        assert table == blocks + [0] * (len(table) - len(blocks))
 
 
 def _check_swap(scheduler: Scheduler) -> None:
     held = [block for r in scheduler.swapped for block in r.swapped.blocks]
     assert len(set(held)) == len(held)
     assert len(held) + scheduler.swap_space.num_free == scheduler.swap_space.num_blocks
-    assert all(r.swapped is None for r in (*scheduler.running.values(), *scheduler.waiting))
+    assert all(r.swapped is None for r in (*scheduler.running, *scheduler.waiting))
 
 
 def _check_writes(scheduler: Scheduler, plan: Any) -> None:

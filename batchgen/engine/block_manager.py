@@ -14,11 +14,13 @@ class Claim:
 
     Attributes:
         match: the prefix it shares by whole blocks, and by a part of one.
+        unseen_blocks: leading matched blocks that a window hides from all that is to come.
         new_blocks: blocks to allocate.
         pinned_blocks: matched blocks that are available now and would not be afterwards.
     """
 
     match: Match
+    unseen_blocks: int
     new_blocks: int
     pinned_blocks: int
 
@@ -27,11 +29,37 @@ class Claim:
         """Available blocks that the claim uses up."""
         return self.new_blocks + self.pinned_blocks
 
+    @property
+    def held(self) -> int:
+        """Blocks that the request has afterwards."""
+        return len(self.match.chain) - self.unseen_blocks + self.new_blocks
+
+
+# Stands in a block table for a block that the window has left.
+RELEASED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What bounds the blocks of a request where every layer's attention slides.
+
+    Attributes:
+        num_tokens: tokens that a query sees, its own included.
+        step_tokens: most tokens of a request that one step computes.
+    """
+
+    num_tokens: int
+    step_tokens: int
+
 
 class BlockManager:
     """Matches, allocates, publishes and releases blocks for requests.
 
     ``False`` means "no room", and then nothing has changed.
+
+    Args:
+        window: set where no layer sees more; blocks that it has left are released, and a
+            request takes blocks for no more than a step's tokens ahead.
 
     Attributes:
         step: number of the step being planned; a partial block is copied only if an
@@ -49,8 +77,10 @@ class BlockManager:
         *,
         prefix_caching: bool = True,
         future: Future | None = None,
+        window: Window | None = None,
     ) -> None:
         self.block_size = block_size
+        self.window = window
         self.prefix_caching = prefix_caching
         self.index = PrefixIndex()
         self.pool = BlockPool(num_blocks, self.index, self._next_use)
@@ -63,6 +93,14 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         """Count the blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
+
+    def most_blocks_for(self, num_tokens: int) -> int:
+        """Count the blocks that a request of so many tokens holds at once, at most."""
+        blocks = self.blocks_for(num_tokens)
+        if self.window is None:
+            return blocks
+        # Window and step may begin anywhere in a block.
+        return min(blocks, self.blocks_for(self.window.num_tokens + self.window.step_tokens) + 1)
 
     def begin_step(self) -> None:
         """Count a step: what earlier ones wrote can be copied from now on."""
@@ -80,8 +118,25 @@ class BlockManager:
         """
         most = len(request.token_ids) - 1 if self.prefix_caching else 0
         match = self.index.match(request.token_ids, self.block_size, most, step=self.step)
-        new = self.blocks_for(len(request.token_ids)) - len(match.chain)
-        return Claim(match, new, sum(self.pool.is_cached(node.block) for node in match.chain))
+        new = self.blocks_for(self._tokens_to_hold(request, match)) - len(match.chain)
+        unseen = self._num_unseen(len(match.chain) * self.block_size)
+        pinned = sum(self.pool.is_cached(node.block) for node in match.chain[unseen:])
+        return Claim(match, unseen, new, pinned)
+
+    def _num_unseen(self, num_computed: int) -> int:
+        """Count the leading blocks that no query from here on can see."""
+        if self.window is None:
+            return 0
+        return max(0, num_computed - self.window.num_tokens + 1) // self.block_size
+
+    def _tokens_to_hold(self, request: Request, match: Match) -> int:
+        known = len(request.token_ids)
+        if self.window is None:
+            return known
+        there = len(match.chain) * self.block_size + match.num_partial_tokens
+        if request.swapped is not None:
+            there = max(there, request.swapped.num_computed)
+        return min(known, there + self.window.step_tokens)
 
     def take(self, request: Request, claim: Claim) -> tuple[int, int] | None:
         """Give a request without blocks its matches and new blocks for the rest.
@@ -94,20 +149,22 @@ class BlockManager:
         """
         assert not request.block_table
         match = claim.match
-        hits = [node.block for node in match.chain]
+        unseen = claim.unseen_blocks
+        hits = [node.block for node in match.chain[unseen:]]
         self.pool.pin(hits)
         copy_source = self._pin_copy_source(claim)
         allocated = self.pool.allocate(claim.new_blocks)
         assert allocated is not None
-        request.block_table = hits + allocated
-        request.num_computed = len(hits) * self.block_size
-        request.leaf = match.chain[-1] if hits else self.index.root
-        request.num_published = len(hits)
+        request.block_table = [RELEASED] * unseen + hits + allocated
+        request.num_released = unseen
+        request.num_computed = len(match.chain) * self.block_size
+        request.leaf = match.chain[-1] if match.chain else self.index.root
+        request.num_published = len(match.chain)
         request.publishes = self.prefix_caching
         account = request.account
         account.hit_blocks += len(hits)
         account.new_blocks += len(allocated)
-        account.peak_blocks = max(account.peak_blocks, len(request.block_table))
+        account.peak_blocks = max(account.peak_blocks, claim.held)
         if copy_source is None:
             return None
         request.num_computed += match.num_partial_tokens
@@ -125,6 +182,40 @@ class BlockManager:
         self.copy_sources.append(source)
         return source
 
+    def needed_behind_window(self, request: Request) -> int:
+        """Count what :meth:`take_behind_window` allocates."""
+        assert request.swapped is not None and self.window is not None
+        ahead = request.swapped.num_computed + self.window.step_tokens
+        return self.blocks_for(min(len(request.token_ids), ahead)) - request.swapped.first
+
+    def take_behind_window(self, request: Request) -> None:
+        """Give a swapped request new blocks behind those that its window has left."""
+        assert request.swapped is not None and not request.block_table
+        allocated = self.pool.allocate(self.needed_behind_window(request))
+        assert allocated is not None
+        first = request.swapped.first
+        request.block_table = [RELEASED] * first + allocated
+        request.num_released = request.num_published = first
+        request.publishes = False
+        account = request.account
+        account.new_blocks += len(allocated)
+        account.peak_blocks = max(account.peak_blocks, len(allocated))
+
+    def release_behind_window(self, request: Request) -> None:
+        """Return the blocks that no later query of a request can see.
+
+        Called when the step that computed ``num_computed`` tokens is over: its queries saw
+        further back.
+        """
+        assert self.window is not None
+        unseen = self._num_unseen(request.num_computed)
+        left = request.block_table[request.num_released : unseen]
+        self.pool.release(left)
+        request.account.freed_blocks += len(left)
+        end = request.num_released + len(left)
+        request.block_table[request.num_released : end] = [RELEASED] * len(left)
+        request.num_released = end
+
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Extend a request's table to hold ``num_tokens``."""
         missing = self.blocks_for(num_tokens) - len(request.block_table)
@@ -136,31 +227,46 @@ class BlockManager:
         request.block_table += allocated
         account = request.account
         account.new_blocks += missing
-        account.peak_blocks = max(account.peak_blocks, len(request.block_table))
+        held = len(request.block_table) - request.num_released
+        account.peak_blocks = max(account.peak_blocks, held)
         return True
 
     def publish(self, request: Request) -> None:
-        """Enter the request's computed blocks in the index.
+        """Enter the computed blocks of a request's prompt in the index.
 
         Called when a step is planned: each layer writes all K and V of a step before
         it attends, so rows planned later in the same step may hit the full blocks. The
         partial one at the prompt's end can be copied from the next step on.
+
+        What the request generates is nobody else's prompt and stays out: its blocks are
+        free the moment it ends.
         """
+        self._publish_up_to(request, min(request.num_computed, request.num_prompt_tokens))
+        if request.num_computed >= request.num_prompt_tokens:
+            self._publish_tail(request, request.num_prompt_tokens)
+
+    def publish_all(self, request: Request) -> None:
+        """Enter all that a request has computed: it makes room and will want it back."""
+        self._publish_up_to(request, request.num_computed)
+        self._publish_tail(request, request.num_computed)
+
+    def _publish_up_to(self, request: Request, num_tokens: int) -> None:
         size = self.block_size
-        while (request.num_published + 1) * size <= request.num_computed:
+        while (request.num_published + 1) * size <= num_tokens:
             if not self._publish_block(request, size):
                 return
             request.num_published += 1
-        if request.num_computed == request.num_prompt_tokens:
-            self._publish_tail(request)
 
-    def _publish_tail(self, request: Request) -> None:
-        num_tokens = request.num_computed - request.num_published * self.block_size
-        if num_tokens > 0:
+    def _publish_tail(self, request: Request, end: int) -> None:
+        num_tokens = end - request.num_published * self.block_size
+        if 0 < num_tokens < self.block_size:
             self._publish_block(request, num_tokens)
 
     def _publish_block(self, request: Request, num_tokens: int) -> bool:
         """Enter the first unpublished block with this many tokens; False if it stays private."""
+        if request.num_published < request.num_released:
+            # The window has left the block before anybody entered it: the chain ends here.
+            request.publishes = False
         if not request.publishes:
             return False
         assert request.leaf is not None
@@ -186,15 +292,11 @@ class BlockManager:
             return None
         return self._future.next_use(node.example, node.depth * self.block_size, self.last_arrival)
 
-    def num_shared(self, request: Request) -> int:
-        """Count the leading blocks of the table that others hold too."""
-        counts = self.pool.ref_counts
-        shared = 0
-        for block in request.block_table:
-            if counts[block] == 1:
-                break
-            shared += 1
-        return shared
+    def first_private(self, request: Request) -> int:
+        """Give the place in the table of the first block that nobody else holds."""
+        counts, table = self.pool.ref_counts, request.block_table
+        held = range(request.num_released, len(table))
+        return next((place for place in held if counts[table[place]] == 1), len(table))
 
     def discard(self, request: Request) -> None:
         """Take the request's private blocks out of the index: their KV is not to be used.
@@ -202,16 +304,17 @@ class BlockManager:
         What other requests computed behind them and left in the cache goes with them.
         """
         request.publishes = False
-        for block in request.block_table[self.num_shared(request) :]:
+        for block in request.block_table[self.first_private(request) :]:
             if block in self.index:
                 self.pool.forget(block)
 
     def release(self, request: Request) -> None:
         """Return all the request's blocks; the only way out of a block table."""
-        self._publish_tail(request)
-        self.pool.release(request.block_table)
-        request.account.freed_blocks += len(request.block_table)
+        held = request.block_table[request.num_released :]
+        self.pool.release(held)
+        request.account.freed_blocks += len(held)
         request.block_table = []
+        request.num_released = 0
         request.leaf = None
         request.num_published = 0
         request.num_computed = 0

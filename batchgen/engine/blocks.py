@@ -5,62 +5,11 @@ tables it stands in. *Cached*: nobody holds it, but its KV can still be hit. *Fr
 content means nothing. Cached blocks count as available, so they never cause exhaustion.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from batchgen.engine.eviction import EvictionQueue
 from batchgen.engine.prefix_index import PrefixIndex
-
-
-class FreeList:
-    """A queue of block numbers with O(1) removal from the middle.
-
-    A doubly linked list over two integer lists with a sentinel (after vLLM's free
-    block queue, without its node objects).
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._sentinel = capacity
-        self._next = [-1] * capacity + [capacity]
-        self._previous = [-1] * capacity + [capacity]
-        self._length = 0
-
-    def __len__(self) -> int:
-        """Count the blocks in the list."""
-        return self._length
-
-    def __contains__(self, block: int) -> bool:
-        """Whether the block is in the list."""
-        return self._next[block] != -1
-
-    def __iter__(self) -> Iterator[int]:
-        """Walk over the list from its front."""
-        block = self._next[self._sentinel]
-        while block != self._sentinel:
-            yield block
-            block = self._next[block]
-
-    def append(self, block: int) -> None:
-        """Put a block at the back."""
-        assert block not in self, f"block {block} is in the list already"
-        last = self._previous[self._sentinel]
-        self._next[last] = self._previous[self._sentinel] = block
-        self._next[block], self._previous[block] = self._sentinel, last
-        self._length += 1
-
-    def remove(self, block: int) -> None:
-        """Take a block out, wherever it stands."""
-        assert block in self, f"block {block} is not in the list"
-        before, after = self._previous[block], self._next[block]
-        self._next[before], self._previous[after] = after, before
-        self._next[block] = self._previous[block] = -1
-        self._length -= 1
-
-    def popleft(self) -> int:
-        """Take the block at the front."""
-        block = self._next[self._sentinel]
-        assert block != self._sentinel, "pop from an empty list"
-        self.remove(block)
-        return block
 
 
 class BlockPool:
@@ -90,11 +39,9 @@ class BlockPool:
         self.evicted_needed = 0
         self.evicted_unneeded = 0
         self._index = index
-        self._free = FreeList(num_blocks)
+        self._free = deque(range(num_blocks))
         self._cached = EvictionQueue()
         self._next_use = next_use
-        for block in range(num_blocks):
-            self._free.append(block)
 
     @property
     def num_free(self) -> int:
@@ -135,7 +82,7 @@ class BlockPool:
             return None
         blocks = []
         for _ in range(count):
-            if not len(self._free):
+            if not self._free:
                 self._evict(self._cached.first())
             block = self._free.popleft()
             self.ref_counts[block] = 1

@@ -24,8 +24,10 @@ class DebugLedger:
             f"copies {plan.copies.tolist()}, out {plan.swap_out.tolist()}, "
             f"in {plan.swap_in.tolist()}"
         ]
-        for request in self._scheduler.running.values():
-            table = " ".join(f"{block}x{counts[block]}" for block in request.block_table)
+        for request in self._scheduler.running:
+            table = " ".join(
+                f"{block}x{counts[block]}" for block in request.block_table[request.num_released :]
+            )
             lines.append(
                 f"  request {request.request_id}: {request.num_computed} of "
                 f"{len(request.token_ids)} tokens computed, blocks {table}"
@@ -51,7 +53,7 @@ class DebugLedger:
                     f"{counts[block]} owners and shares its first "
                     f"{shareable_before.get(block, 0)} tokens"
                 )
-        for request in self._scheduler.running.values():
+        for request in self._scheduler.running:
             self._note(request, plan.step)
 
     def protected(self) -> dict[int, int]:
@@ -78,5 +80,5 @@ class DebugLedger:
             )
 
     def _note(self, request: Request, step: int) -> None:
-        for block in request.block_table:
+        for block in request.block_table[request.num_released :]:
             self._last_holder[block] = (request.request_id, step)

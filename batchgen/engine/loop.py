@@ -8,15 +8,15 @@ from typing import Protocol
 
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import Scheduler
-from batchgen.engine.step import StepPlan
+from batchgen.engine.step import IntArray, StepPlan
 from batchgen.errors import EngineError
 
 
 class Executor(Protocol):
     """Runs step plans on a device."""
 
-    def execute(self, plan: StepPlan) -> list[int | None]:
-        """Run a plan; return its sampled tokens, None where logits were not numbers."""
+    def execute(self, plan: StepPlan) -> IntArray:
+        """Run a plan; return its S sampled tokens, ``NO_TOKEN`` where logits were not numbers."""
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class Engine:
     def _measure(self, plan: StepPlan, seconds: float, decoded: int, recomputed: int) -> None:
         stats, manager = self.stats, self.scheduler.blocks
         stats.steps += 1
-        stats.decode_steps += bool(plan.samples)
+        stats.decode_steps += len(plan.samples) > 0
         decode_share = decoded / plan.num_tokens
         stats.decode_s += seconds * decode_share
         stats.prefill_s += seconds * (1 - decode_share)
@@ -147,7 +147,7 @@ class Engine:
         stats.kv_blocks_read += blocks_read
         stats.row_steps += plan.num_rows
         owned = manager.pool.num_owned
-        logical = sum(len(request.block_table) for request in self.scheduler.running.values())
+        logical = self.scheduler.running.num_held_blocks()
         stats.logical_blocks += logical
         stats.physical_blocks += owned
         stats.peak_sharing = max(stats.peak_sharing, logical / owned)

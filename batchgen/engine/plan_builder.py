@@ -1,95 +1,70 @@
 """From the scheduler's decisions to the arrays of a step plan."""
 
-from array import array
-
 import numpy as np
-import numpy.typing as npt
 
-from batchgen.engine.request import Request
-from batchgen.engine.step import IntArray, Sample, StepPlan
+from batchgen.engine.running import RunningRequests
+from batchgen.engine.step import IntArray, SampleBatch, StepPlan
+
+Copies = list[tuple[int, int]]
 
 
-class PlanBuilder:
-    """Builds step plans; keeps the running requests' block tables as one matrix.
+def build_plan(
+    running: RunningRequests,
+    seats: IntArray,
+    lengths: IntArray,
+    samples: SampleBatch,
+    *,
+    step: int,
+    block_size: int,
+    swap_out: Copies,
+    swap_in: Copies,
+    copies: Copies,
+) -> StepPlan:
+    """Make the plan of a step.
 
-    A running request has a seat: a row of the matrix. Its table only grows while it
-    runs, so a step copies no more than what was appended since the last one.
+    Args:
+        running: the running requests; the step's tokens are counted as computed already.
+        seats: [R] the rows.
+        lengths: [R] tokens that each row runs.
+        samples: the tokens to sample.
+        step: the step's number.
+        block_size: tokens in a block.
+        swap_out, swap_in, copies: pairs of source and target.
     """
-
-    def __init__(self, block_size: int, max_num_seqs: int) -> None:
-        self._block_size = block_size
-        self._tables = np.zeros((max_num_seqs, 16), dtype=np.int32)
-        self._filled = [0] * max_num_seqs
-        self._free_seats = list(range(max_num_seqs - 1, -1, -1))
-        self._step = 0
-
-    def leave(self, request: Request) -> None:
-        """Give up the seat of a request that stops running."""
-        if request.seat >= 0:
-            self._free_seats.append(request.seat)
-            request.seat = -1
-
-    def build(
-        self,
-        rows: list[tuple[Request, int]],
-        samples: tuple[Sample, ...],
-        swap_out: list[tuple[int, int]],
-        swap_in: list[tuple[int, int]],
-        copies: list[tuple[int, int]],
-    ) -> StepPlan:
-        """Make the plan for rows of (request, tokens to run), already counted as computed."""
-        token_ids = array("i")
-        for request, num_tokens in rows:
-            end = request.num_computed
-            token_ids.extend(request.token_ids[end - num_tokens : end])
-        lengths = np.array([num_tokens for _, num_tokens in rows], dtype=np.int64)
-        context_lens = np.array([request.num_computed for request, _ in rows], dtype=np.int64)
-        starts = np.concatenate(([0], np.cumsum(lengths)))
-        row_of_token = np.repeat(np.arange(len(rows)), lengths)
-        # Position of a token: its row's first position plus its place in the row.
-        first = context_lens - lengths
-        positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - first, lengths)
-        tables = self._gather_tables(rows)
-        blocks = tables[row_of_token, positions // self._block_size].astype(np.int64)
-        plan = StepPlan(
-            step=self._step,
-            token_ids=np.frombuffer(token_ids, dtype=np.int32).astype(np.int64),
-            positions=positions,
-            slots=blocks * self._block_size + positions % self._block_size,
-            query_starts=starts,
-            context_lens=context_lens,
-            block_tables=tables,
-            samples=samples,
-            swap_out=_pairs(swap_out),
-            swap_in=_pairs(swap_in),
-            copies=_pairs(copies),
-        )
-        self._step += 1
-        return plan
-
-    def _gather_tables(self, rows: list[tuple[Request, int]]) -> npt.NDArray[np.int32]:
-        widest = max(len(request.block_table) for request, _ in rows)
-        if widest > self._tables.shape[1]:
-            wider = max(widest, 2 * self._tables.shape[1])
-            missing = wider - self._tables.shape[1]
-            self._tables = np.pad(self._tables, ((0, 0), (0, missing)))
-        for request, _ in rows:
-            self._update_seat(request)
-        seats = [request.seat for request, _ in rows]
-        lengths = np.array([len(request.block_table) for request, _ in rows])
-        tables = self._tables[seats, :widest]
-        tables[np.arange(widest) >= lengths[:, None]] = 0
-        return tables
-
-    def _update_seat(self, request: Request) -> None:
-        if request.seat < 0:
-            request.seat = self._free_seats.pop()
-            self._filled[request.seat] = 0
-        filled, table = self._filled[request.seat], request.block_table
-        if filled < len(table):
-            self._tables[request.seat, filled : len(table)] = table[filled:]
-            self._filled[request.seat] = len(table)
+    context_lens = running.num_computed[seats]
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    row_of_token = np.repeat(np.arange(len(seats)), lengths)
+    # Position of a token: its row's first position plus its place in the row.
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1] + lengths - context_lens, lengths)
+    widest = int(running.num_blocks[seats].max())
+    tables = running.tables[seats, :widest]
+    blocks = tables[row_of_token, positions // block_size].astype(np.int64)
+    return StepPlan(
+        step=step,
+        token_ids=_token_ids(running, seats, starts),
+        positions=positions,
+        slots=blocks * block_size + positions % block_size,
+        query_starts=starts,
+        context_lens=context_lens,
+        block_tables=tables,
+        samples=samples,
+        swap_out=_pairs(swap_out),
+        swap_in=_pairs(swap_in),
+        copies=_pairs(copies),
+    )
 
 
-def _pairs(copies: list[tuple[int, int]]) -> IntArray:
+def _token_ids(running: RunningRequests, seats: IntArray, starts: IntArray) -> IntArray:
+    """Collect the tokens: of most rows the one sampled last, of the others a slice."""
+    tokens = np.empty(starts[-1], dtype=np.int64)
+    tokens[starts[1:] - 1] = running.last_token[seats]
+    lengths = np.diff(starts)
+    sliced = np.flatnonzero((lengths > 1) | (running.uncomputed(seats) > 0))
+    for row, request in zip(sliced.tolist(), running.requests(seats[sliced]), strict=True):
+        end = request.num_computed
+        tokens[starts[row] : starts[row + 1]] = request.token_ids[end - lengths[row] : end]
+    return tokens
+
+
+def _pairs(copies: Copies) -> IntArray:
     return np.array(copies, dtype=np.int64).reshape(-1, 2)

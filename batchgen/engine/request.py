@@ -84,11 +84,13 @@ class SwappedBlocks:
         first: index in the block table of the first block that was copied.
         blocks: CPU blocks, in table order.
         num_computed: tokens that were computed when it was copied.
+        behind_window: nothing before ``first`` is needed any more.
     """
 
     first: int
     blocks: list[int]
     num_computed: int
+    behind_window: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -109,14 +111,15 @@ class Request:
         priority: a request with a higher number makes room first.
         arrival: position in the order of submission; earlier goes first.
         num_computed: tokens whose KV is in the pool.
-        max_computed: the highest ``num_computed`` ever was.
+        max_computed: the highest ``num_computed`` before it last made room.
         block_table: the pool's blocks that hold its KV, in order.
+        num_released: leading entries of the table that the window has left; they are -1.
         leaf: index node of the last published block; the next hangs below it.
         num_published: leading blocks of the table that stand in the prefix index.
         publishes: False once another request's block took this content's place.
         swapped: its KV in the CPU pool, while swapped out.
         stopped_by_text: ``stop_reason`` is a stop string, not a token id.
-        seat: its row in the plan builder's table matrix, while it runs.
+        seat: its row in the columns of the running requests, while it runs.
     """
 
     request_id: int
@@ -132,6 +135,7 @@ class Request:
     num_computed: int = 0
     max_computed: int = 0
     block_table: list[int] = field(default_factory=list)
+    num_released: int = 0
     leaf: Node | None = None
     num_published: int = 0
     publishes: bool = True

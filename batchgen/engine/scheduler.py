@@ -12,12 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import numpy as np
+import numpy.typing as npt
+
 from batchgen.engine.admission import Admission, AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager, Claim
 from batchgen.engine.costs import PreemptionCosts
-from batchgen.engine.plan_builder import PlanBuilder
+from batchgen.engine.plan_builder import Copies, build_plan
 from batchgen.engine.request import FinishReason, Request, Status, SwappedBlocks
-from batchgen.engine.step import Sample, StepPlan
+from batchgen.engine.running import RunningRequests
+from batchgen.engine.step import NO_TOKEN, IntArray, StepPlan
 from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import SwapSpace
 from batchgen.errors import EngineError, RowError, RowErrorType
@@ -76,16 +80,40 @@ class SchedulerCounters:
     swapped_in_blocks: int = 0
 
 
+def _no_seats() -> IntArray:
+    return np.empty(0, dtype=np.int64)
+
+
 @dataclass(slots=True)
 class _Step:
-    """The step being planned."""
+    """The step being planned.
+
+    Attributes:
+        budget: tokens that are left.
+        seats, lengths: the running rows that go on, and tokens of each.
+        started_seats, started_lengths: the same of rows that start in this step.
+        grown: ids of running requests that took blocks in this step.
+        kept: blocks to keep free for the running rows' growth; None until it is asked for.
+    """
 
     budget: int
-    rows: list[tuple[Request, int]] = field(default_factory=list)
-    swap_out: list[tuple[int, int]] = field(default_factory=list)
-    swap_in: list[tuple[int, int]] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    seats: IntArray = field(default_factory=_no_seats)
+    lengths: IntArray = field(default_factory=_no_seats)
+    started_seats: list[int] = field(default_factory=list)
+    started_lengths: list[int] = field(default_factory=list)
+    swap_out: Copies = field(default_factory=list)
+    swap_in: Copies = field(default_factory=list)
+    copies: Copies = field(default_factory=list)
+    grown: set[int] = field(default_factory=set)
+    kept: int | None = None
     preempted: bool = False
+
+
+def _within(budget: int, wanted: IntArray) -> IntArray:
+    """Cut [R] wanted tokens off where the budget ends."""
+    before = np.cumsum(wanted) - wanted
+    cut: IntArray = np.minimum(wanted, np.maximum(0, budget - before))
+    return cut
 
 
 def _by_arrival(request: Request) -> int:
@@ -121,15 +149,15 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self.costs = costs or PreemptionCosts()
         self.waiting: deque[Request] = deque()
-        self.running: dict[int, Request] = {}
+        self.running = RunningRequests(limits.max_num_seqs)
         self.swapped: list[Request] = []
         self._stop_rules = stop_rules
         self._limits = limits
-        self._admission = Admission(admission, blocks.block_size, blocks.pool.num_blocks)
+        self._admission = Admission(admission, blocks)
         self._preemption = preemption
         self._clock = clock
-        self._plans = PlanBuilder(blocks.block_size, limits.max_num_seqs)
-        self._sampled: list[Request] = []
+        self._sampled = _no_seats()
+        self._num_steps = 0
         self._finished: list[Request] = []
         self._arrivals = 0
 
@@ -144,7 +172,7 @@ class Scheduler:
         """Queue a request; one that can never fit the pool fails at once."""
         request.arrival = self._arrivals
         self._arrivals += 1
-        needed = self.blocks.blocks_for(request.num_prompt_tokens + 1)
+        needed = self.blocks.most_blocks_for(request.num_prompt_tokens + 1)
         if needed > self.blocks.pool.num_blocks:
             message = (
                 f"the prompt of {request.num_prompt_tokens} tokens and one more need {needed} "
@@ -177,36 +205,46 @@ class Scheduler:
             self._resume_swapped(step)
             self._admit_waiting(step)
         self._look_ahead()
-        if not step.rows:
+        seats = np.concatenate((step.seats, np.array(step.started_seats, dtype=np.int64)))
+        if not len(seats):
             if self.num_unfinished and not self._finished:
                 raise EngineError(f"no request can be scheduled: {self.describe()}")
             return None
-        sampling = [(row, r) for row, (r, _) in enumerate(step.rows) if r.num_uncomputed == 0]
-        self._sampled = [request for _, request in sampling]
-        samples = tuple(self._sample(row, request) for row, request in sampling)
-        return self._plans.build(step.rows, samples, step.swap_out, step.swap_in, step.copies)
+        lengths = np.concatenate((step.lengths, np.array(step.started_lengths, dtype=np.int64)))
+        return self._plan(step, seats, lengths)
 
-    def commit(self, plan: StepPlan, tokens: list[int | None]) -> None:
+    def commit(self, plan: StepPlan, tokens: npt.ArrayLike) -> None:
         """Take the sampled tokens of a plan, in the order of its samples.
 
         Args:
             plan: the plan that :meth:`schedule` returned last.
-            tokens: one token a sample; None where the logits were not numbers.
+            tokens: one token a sample; ``NO_TOKEN`` where the logits were not numbers.
         """
         self.blocks.end_step()
-        now = self._clock()
-        for request, token in zip(self._sampled, tokens, strict=True):
-            if token is None:
+        seats, chosen = self._sampled, np.asarray(tokens, dtype=np.int64)
+        assert len(chosen) == len(seats) == len(plan.samples)
+        failed, good = chosen == NO_TOKEN, chosen != NO_TOKEN
+        self.running.append(seats[good], chosen[good])
+        self.counters.sampled_tokens += int(good.sum())
+        self._note_first_tokens(seats[good])
+        looking = good & self._stop_rules.may_end(self.running, seats)
+        ended = np.flatnonzero(failed | looking)
+        requests = self.running.requests(seats[ended])
+        for request, is_failed in zip(requests, failed[ended].tolist(), strict=True):
+            if is_failed:
                 message = "the model's logits are not numbers (NaN) for this row"
                 self.fail(request, RowError(RowErrorType.ENGINE_ERROR, message))
                 continue
-            request.token_ids.append(token)
-            self.counters.sampled_tokens += 1
-            if request.timeline.first_token is None:
-                request.timeline.first_token = now
-            ended = self._stop_rules.check(request)
-            if ended is not None:
-                self._finish(request, *ended)
+            reasons = self._stop_rules.check(request)
+            if reasons is not None:
+                self._finish(request, *reasons)
+
+    def _note_first_tokens(self, seats: IntArray) -> None:
+        running = self.running
+        first = running.num_known[seats] == running.num_prompt_tokens[seats] + 1
+        now = self._clock()
+        for request in running.requests(seats[first]):
+            request.timeline.first_token = now
 
     def demand_blocks(self) -> int:
         """Count the blocks that running and preempted requests want at this moment."""
@@ -215,7 +253,7 @@ class Scheduler:
         for request in self.waiting:
             if not request.account.num_preemptions:
                 break  # preempted ones stand in front
-            demand += self.blocks.blocks_for(len(request.token_ids))
+            demand += self.blocks.most_blocks_for(len(request.token_ids))
         return demand
 
     def describe(self) -> str:
@@ -237,20 +275,46 @@ class Scheduler:
         self.blocks.last_arrival = (self.waiting[0].arrival if self.waiting else self._arrivals) - 1
 
     def _continue_running(self, step: _Step) -> None:
-        for request in list(self.running.values()):
-            if not step.budget:
-                break
-            if request.status is not Status.RUNNING:
-                continue
-            num_tokens = min(request.num_uncomputed, step.budget)
-            if self._make_room(step, request, request.num_computed + num_tokens):
-                self._plan_row(step, request, num_tokens)
+        """Give the running rows their tokens, in the order of their start."""
+        self._release_behind_windows()
+        seats = self.running.seats()
+        lengths = _within(step.budget, self.running.uncomputed(seats))
+        seats, lengths = seats[lengths > 0], lengths[lengths > 0]
+        self._make_room_for(step, seats, lengths)
+        # Some may have had to leave.
+        stayed = self.running.is_taken(seats)
+        step.seats, step.lengths = seats[stayed], lengths[stayed]
+        step.budget -= int(step.lengths.sum())
+        self.running.advance(step.seats, step.lengths)
+        self._publish_rows(step.seats, step.lengths)
+
+    def _release_behind_windows(self) -> None:
+        window = self.blocks.window
+        if window is None:
+            return
+        seats = self.running.seats()
+        num_computed = self.running.num_computed[seats]
+        unseen = (num_computed - window.num_tokens + 1) // self.blocks.block_size
+        for request in self.running.requests(seats[unseen > self.running.num_released[seats]]):
+            self.blocks.release_behind_window(request)
+            self.running.take_release(request)
+
+    def _make_room_for(self, step: _Step, seats: IntArray, lengths: IntArray) -> None:
+        """Grow the tables of rows that run out of slots in this step."""
+        ends = self.running.num_computed[seats] + lengths
+        short = ends > self.running.num_blocks[seats] * self.blocks.block_size
+        requests = self.running.requests(seats[short])
+        grown = []
+        for request, end in zip(requests, ends[short].tolist(), strict=True):
+            if request.status is Status.RUNNING and self._make_room(step, request, end):
+                step.grown.add(request.request_id)
+                grown.append(request)
+        self.running.take_tables(grown)
 
     def _make_room(self, step: _Step, request: Request, num_tokens: int) -> bool:
         """Grow a running request, preempting others; False where it had to leave itself."""
         while not self.blocks.grow(request, num_tokens):
-            planned = {row.request_id for row, _ in step.rows}
-            candidates = [r for r in self.running.values() if r.request_id not in planned]
+            candidates = [r for r in self.running if r.request_id not in step.grown]
             victim = min(candidates, key=_worth)
             if victim is request and len(self.running) == 1:
                 # It fills the pool alone: no preemption could ever help it.
@@ -261,35 +325,47 @@ class Scheduler:
                 return False
         return True
 
-    def _sample(self, row: int, request: Request) -> Sample:
-        return Sample(
-            row=row,
-            params=request.params,
-            noise_key=request.noise_key,
-            position=request.num_output_tokens,
-            token_ids=request.token_ids,
-            num_prompt_tokens=request.num_prompt_tokens,
-            banned=self._stop_rules.banned_now(request),
+    def _publish_rows(self, seats: IntArray, lengths: IntArray) -> None:
+        """Enter what rows compute of their prompts in this step in the index."""
+        starts = self.running.num_computed[seats] - lengths
+        prefilling = starts < self.running.num_prompt_tokens[seats]
+        for request in self.running.requests(seats[prefilling]):
+            self.blocks.publish(request)
+
+    def _plan(self, step: _Step, seats: IntArray, lengths: IntArray) -> StepPlan:
+        self._count(seats, lengths)
+        sampling = np.flatnonzero(self.running.uncomputed(seats) == 0)
+        self._sampled = seats[sampling]
+        samples = self.running.samples(sampling, self._sampled, self._stop_rules.banned_now)
+        self._num_steps += 1
+        return build_plan(
+            self.running,
+            seats,
+            lengths,
+            samples,
+            step=self._num_steps - 1,
+            block_size=self.blocks.block_size,
+            swap_out=step.swap_out,
+            swap_in=step.swap_in,
+            copies=step.copies,
         )
 
-    def _plan_row(self, step: _Step, request: Request, num_tokens: int) -> None:
-        start = request.num_computed
-        request.num_computed += num_tokens
-        step.budget -= num_tokens
-        step.rows.append((request, num_tokens))
-        self._count(request, start, num_tokens)
-        self.blocks.publish(request)
-
-    def _count(self, request: Request, start: int, num_tokens: int) -> None:
-        end = start + num_tokens
-        recomputed = max(0, min(request.max_computed, end) - start)
-        fresh_start = start + recomputed
-        prefill = max(0, min(request.num_prompt_tokens, end) - fresh_start)
-        request.account.recomputed_tokens += recomputed
+    def _count(self, seats: IntArray, lengths: IntArray) -> None:
+        """Tell the tokens of a step apart: again, prompt, own."""
+        running = self.running
+        ends = running.num_computed[seats]
+        starts = ends - lengths
+        again = np.maximum(0, np.minimum(running.max_computed[seats], ends) - starts)
+        prefill = np.minimum(running.num_prompt_tokens[seats], ends) - starts - again
+        prefill = np.maximum(0, prefill)
+        recomputed = int(again.sum())
         self.counters.recomputed_tokens += recomputed
-        self.counters.prefill_tokens += prefill
-        self.counters.decode_tokens += num_tokens - recomputed - prefill
-        request.max_computed = max(request.max_computed, end)
+        self.counters.prefill_tokens += int(prefill.sum())
+        self.counters.decode_tokens += int((lengths - again - prefill).sum())
+        if recomputed:
+            requests = self.running.requests(seats)
+            for request, count in zip(requests, again.tolist(), strict=True):
+                request.account.recomputed_tokens += count
 
     # -- admission --------------------------------------------------------------------
 
@@ -328,13 +404,13 @@ class Scheduler:
         claim = self.blocks.claim(request)
         if claim.match.num_pending_tokens >= _WORTH_WAITING_TOKENS:
             return False
-        fits = self._fits(request, claim.needed)
+        fits = self._fits(step, request, claim.needed, claim.held)
         if fits:
             self._start(step, request, claim)
         return fits
 
     def _start_if_it_fits(self, step: _Step, request: Request, claim: Claim) -> bool:
-        if self._fits(request, claim.needed):
+        if self._fits(step, request, claim.needed, claim.held):
             self._start(step, request, claim)
             return True
         self.waiting.appendleft(request)
@@ -354,22 +430,36 @@ class Scheduler:
         if copy is not None:
             step.copies.append(copy)
 
-    def _fits(self, request: Request, needed: int) -> bool:
-        """Whether taking ``needed`` available blocks leaves what the policy keeps free."""
+    def _fits(self, step: _Step, request: Request, needed: int, held: int) -> bool:
+        """Whether taking ``needed`` available blocks leaves what the policy keeps free.
+
+        Where it does, the request's own growth is kept free from now on; ``held`` is what
+        it then has, shared blocks included.
+        """
         available = self.blocks.pool.num_available
         if needed > available:
             return False
-        if not self.running:
+        if not len(self.running):
+            step.kept = self._admission.growth(request, held)
             return True
-        growth = self._admission.growth
-        kept = growth(request, self.blocks.blocks_for(len(request.token_ids)))
-        kept += sum(growth(row, len(row.block_table)) for row in self.running.values())
-        return needed + kept <= available
+        if step.kept is None:
+            step.kept = self._admission.growth_of_all(self.running)
+        growth = self._admission.growth(request, held)
+        if needed + step.kept + growth > available:
+            return False
+        step.kept += growth
+        return True
 
     def _run(self, step: _Step, request: Request) -> None:
+        """Let a request that has its blocks start."""
+        num_tokens = min(request.num_uncomputed, step.budget)
         request.status = Status.RUNNING
-        self.running[request.request_id] = request
-        self._plan_row(step, request, min(request.num_uncomputed, step.budget))
+        request.num_computed += num_tokens
+        step.budget -= num_tokens
+        self.running.join(request)
+        step.started_seats.append(request.seat)
+        step.started_lengths.append(num_tokens)
+        self.blocks.publish(request)
 
     # -- preemption -------------------------------------------------------------------
 
@@ -377,8 +467,10 @@ class Scheduler:
         step.preempted = True
         self.counters.preemptions += 1
         victim.account.num_preemptions += 1
-        self._stop_running(victim)
-        if self.blocks.blocks_for(len(victim.token_ids)) > self.blocks.pool.num_blocks:
+        self.running.leave(victim)
+        victim.max_computed = max(victim.max_computed, victim.num_computed)
+        self.blocks.publish_all(victim)
+        if self.blocks.most_blocks_for(len(victim.token_ids)) > self.blocks.pool.num_blocks:
             # Even alone it could not hold its next token.
             self._finish(victim, FinishReason.LENGTH, None)
             return
@@ -395,9 +487,11 @@ class Scheduler:
     def _swap_out(self, step: _Step, victim: Request) -> bool:
         """Copy the private blocks to the CPU pool; False where recompute is to be.
 
-        Blocks that others hold stay with them and are matched again on the way back.
+        Blocks that others hold stay with them and are matched again on the way back; where
+        a window has left the first ones nothing can be matched, and all go.
         """
-        first = self.blocks.num_shared(victim)
+        behind_window = victim.num_released > 0
+        first = victim.num_released if behind_window else self.blocks.first_private(victim)
         last = self.blocks.blocks_for(victim.num_computed)
         private = victim.block_table[first:last]
         if not private or not self._prefers_swap(victim, first, len(private)):
@@ -405,7 +499,7 @@ class Scheduler:
         cpu_blocks = self.swap_space.allocate(len(private))
         if cpu_blocks is None:
             return False
-        victim.swapped = SwappedBlocks(first, cpu_blocks, victim.num_computed)
+        victim.swapped = SwappedBlocks(first, cpu_blocks, victim.num_computed, behind_window)
         step.swap_out += zip(private, cpu_blocks, strict=True)
         victim.account.swapped_out_blocks += len(private)
         self.counters.swapped_out_blocks += len(private)
@@ -424,8 +518,10 @@ class Scheduler:
         the CPU pool. Where neither has a block, the request is computed again.
         """
         assert request.swapped is not None
+        if request.swapped.behind_window:
+            return self._swap_in_behind_window(step, request, request.swapped)
         claim = self.blocks.claim(request)
-        if not self._fits(request, claim.needed):
+        if not self._fits(step, request, claim.needed, claim.held):
             return False
         copy, request.swapped = request.swapped, None
         num_matched = len(claim.match.chain)
@@ -439,6 +535,17 @@ class Scheduler:
         self._run(step, request)
         return True
 
+    def _swap_in_behind_window(self, step: _Step, request: Request, copy: SwappedBlocks) -> bool:
+        needed = self.blocks.needed_behind_window(request)
+        if not self._fits(step, request, needed, needed):
+            return False
+        self.blocks.take_behind_window(request)
+        request.swapped = None
+        self._plan_swap_in(step, request, copy, copy.first)
+        self.swap_space.release(copy.blocks)
+        self._run(step, request)
+        return True
+
     def _plan_swap_in(
         self, step: _Step, request: Request, copy: SwappedBlocks, num_matched: int
     ) -> None:
@@ -448,10 +555,6 @@ class Scheduler:
         request.num_computed = max(request.num_computed, copy.num_computed)
         request.account.swapped_in_blocks += len(cpu_blocks)
         self.counters.swapped_in_blocks += len(cpu_blocks)
-
-    def _stop_running(self, request: Request) -> None:
-        self.running.pop(request.request_id, None)
-        self._plans.leave(request)
 
     # -- the one exit -----------------------------------------------------------------
 
@@ -467,7 +570,7 @@ class Scheduler:
         self._finish(request, FinishReason.ERROR, None)
 
     def _finish(self, request: Request, reason: FinishReason, stop_reason: str | None) -> None:
-        self._stop_running(request)
+        self.running.leave(request)
         self.blocks.release(request)
         if request.swapped is not None:
             self.swap_space.release(request.swapped.blocks)

@@ -11,29 +11,57 @@ import numpy.typing as npt
 from batchgen.sampling import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+# Stands for a token where the model's logits were not numbers.
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One token to sample at the end of a row of the step.
+class SpecialSample:
+    """What only some samples have: penalties or tokens that are held back.
 
     Attributes:
-        row: the row of the step whose last token's logits are used.
-        params: how the token is chosen.
-        noise_key: 64-bit key of the request's noise.
-        position: output tokens before this one; with the key it gives the noise.
-        token_ids: all known tokens, for the penalties; not to be changed or kept.
+        index: which sample of the batch.
+        params: the penalties.
+        token_ids: all known tokens; not to be changed or kept.
         num_prompt_tokens: where the output begins in ``token_ids``.
         banned: tokens that may not be chosen now (held back by ``min_tokens``).
     """
 
-    row: int
+    index: int
     params: SamplingParams
-    noise_key: int
-    position: int
     token_ids: array[int]
     num_prompt_tokens: int
     banned: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBatch:
+    """The S tokens to sample in a step, in row order.
+
+    Attributes:
+        rows: [S] row of the step whose last token's logits are used.
+        temperature, top_p, min_p: [S] float64; a temperature of 0 is greedy.
+        top_k: [S] int64; 0 and -1 keep all.
+        noise_keys: [S] uint64 keys of the requests' noise.
+        positions: [S] output tokens before this one; with the key it gives the noise.
+        special: the samples that need more than that.
+    """
+
+    rows: IntArray
+    temperature: FloatArray
+    top_p: FloatArray
+    min_p: FloatArray
+    top_k: IntArray
+    noise_keys: npt.NDArray[np.uint64]
+    positions: IntArray
+    special: tuple[SpecialSample, ...] = ()
+
+    def __len__(self) -> int:
+        """Count the samples."""
+        return len(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +69,7 @@ class StepPlan:
     """What one forward pass computes. R rows, T tokens, rows one after another.
 
     The runtime first does ``swap_out``, then ``copies``, then ``swap_in``, then the forward
-    pass; within
-    each layer it writes the K and V of all T tokens before any row attends.
+    pass; within each layer it writes the K and V of all T tokens before any row attends.
 
     Attributes:
         step: number of this step, from 0.
@@ -51,8 +78,9 @@ class StepPlan:
         slots: [T] where their K and V go: ``block * block_size + offset``.
         query_starts: [R + 1] where each row begins in the T tokens.
         context_lens: [R] tokens a row has in the pool after this step.
-        block_tables: [R, W] int32 blocks of each row; entries past a row's own are 0.
-        samples: the tokens to sample, in row order.
+        block_tables: [R, W] int32 blocks of each row; entries past a row's own, and those
+            that the model's window has left behind, are 0.
+        samples: the tokens to sample.
         swap_out: [N, 2] copies from pool block to CPU block.
         swap_in: [N, 2] copies from CPU block to pool block.
         copies: [N, 2] copies from pool block to pool block; no block is source and target.
@@ -65,7 +93,7 @@ class StepPlan:
     query_starts: IntArray
     context_lens: IntArray
     block_tables: npt.NDArray[np.int32]
-    samples: tuple[Sample, ...]
+    samples: SampleBatch
     swap_out: IntArray
     swap_in: IntArray
     copies: IntArray

@@ -1,6 +1,11 @@
 """When a request has generated its last token."""
 
+import numpy as np
+import numpy.typing as npt
+
 from batchgen.engine.request import FinishReason, Request
+from batchgen.engine.running import RunningRequests
+from batchgen.engine.step import IntArray
 
 
 class StopRules:
@@ -8,6 +13,14 @@ class StopRules:
 
     def __init__(self, eos_token_ids: frozenset[int]) -> None:
         self.eos_token_ids = eos_token_ids
+        self._eos = np.array(sorted(eos_token_ids), dtype=np.int64)
+
+    def may_end(self, running: RunningRequests, seats: IntArray) -> npt.NDArray[np.bool_]:
+        """Say which of [S] rows :meth:`check` has to look at; it says no for all others."""
+        full = running.num_known[seats] >= running.max_total_tokens[seats]
+        at_eos = np.isin(running.last_token[seats], self._eos)
+        ends: npt.NDArray[np.bool_] = full | running.is_watched[seats] | at_eos
+        return ends
 
     def check(self, request: Request) -> tuple[FinishReason, str | None] | None:
         """Say whether the newest token ends the request.

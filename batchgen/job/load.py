@@ -9,7 +9,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from batchgen.config import Config
 from batchgen.engine.admission import AdmissionPolicy
-from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.block_manager import BlockManager, Window
 from batchgen.engine.costs import PreemptionCosts
 from batchgen.engine.eviction import Future
 from batchgen.engine.ledger import DebugLedger
@@ -25,7 +25,12 @@ from batchgen.errors import UsageError
 from batchgen.job.inputs import model_source
 from batchgen.runtime.debug import DebugExecutor
 from batchgen.runtime.executor import ModelExecutor
-from batchgen.runtime.kv_cache import KVCache, LayerGeometry, kv_bytes_per_token
+from batchgen.runtime.kv_cache import (
+    KVCache,
+    LayerGeometry,
+    kv_bytes_per_token,
+    window_of_all,
+)
 from batchgen.runtime.memory import (
     GIB,
     Ledger,
@@ -112,12 +117,14 @@ def build_engine(
         device=device,
     )
     model_executor = ModelExecutor(loaded.model, cache)
+    window = window_of_all(loaded.layers)
     scheduler = Scheduler(
         BlockManager(
             ledger.num_blocks,
             config.pool.block_size,
             prefix_caching=config.pool.prefix_caching,
             future=future,
+            window=Window(window, step_tokens) if window is not None else None,
         ),
         SwapSpace(ledger.num_swap_blocks),
         StopRules(loaded.eos_token_ids),

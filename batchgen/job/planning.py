@@ -1,6 +1,6 @@
 """The plan phase: which rows are left, their prompts on disk, the order they run in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,10 @@ from batchgen.data.finished import FinishedRows
 from batchgen.data.output_dir import OutputDir
 from batchgen.data.reader import check_ids
 from batchgen.job.identity import fingerprint
-from batchgen.job.inputs import JobInputs
+from batchgen.job.inputs import JobInputs, prompt_spec
+from batchgen.prompts.advice import Advice, WatchedRenderer, advise
 from batchgen.prompts.plan import Plan, make_plan
+from batchgen.prompts.render import PromptSpec, Source
 from batchgen.prompts.row_sampling import row_params
 from batchgen.prompts.store import PromptStore
 from batchgen.report.machine import versions
@@ -99,7 +101,9 @@ def plan_job(
     Raises:
         OutputError: prompts or plan could not be written.
     """
-    store = _write_store(config, inputs, output)
+    spec = prompt_spec(config.prompt)
+    renderer = WatchedRenderer(spec, inputs.source.schema, inputs.tokenizer, inputs.num_rows)
+    store = _write_store(config, replace(inputs, renderer=renderer), output)
     params = row_params(store.sampling_params, inputs.sampling)
     num_samples = np.array([each.n for each in params], dtype=np.int64)
     done = np.zeros(store.num_rows, dtype=np.bool_)
@@ -119,6 +123,7 @@ def plan_job(
         window_rows=config.schedule.window_rows or _window_rows(store),
         done=done,
     )
+    plan = replace(plan, advice=_advice(config, inputs, spec, renderer, store, plan))
     output.write_json("_plan.json", plan.to_json())
     return JobPlan(store, plan, num_samples, done)
 
@@ -130,6 +135,28 @@ def _window_rows(store: PromptStore) -> int | None:
     if key_bytes <= budget:
         return None
     return max(1, store.num_rows * budget // key_bytes)
+
+
+def _advice(
+    config: Config,
+    inputs: JobInputs,
+    spec: PromptSpec,
+    renderer: WatchedRenderer,
+    store: PromptStore,
+    plan: Plan,
+) -> Advice | None:
+    """Look for a template column that keeps the rows from sharing, where sharing is on."""
+    if renderer.source is not Source.TEMPLATE or not config.pool.prefix_caching:
+        return None
+    return advise(
+        renderer.sample,
+        spec,
+        inputs.source.schema,
+        inputs.tokenizer,
+        inputs.limits,
+        ids=store.ids,
+        shared=plan.shared_tokens,
+    )
 
 
 def _write_store(config: Config, inputs: JobInputs, output: OutputDir) -> PromptStore:

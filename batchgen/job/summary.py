@@ -153,6 +153,9 @@ def sharing_figures(
         preemptions=scheduler.counters.preemptions,
         requests=plan.requests,
     )
+    lines = explain(hits, pool, order=order, prefix_caching=caching)
+    if plan.advice is not None:
+        lines.append(plan.advice.describe())
     # Blocks that unshared tables would have taken beyond those that were there, on average.
     saved = _ratio(stats.logical_blocks - stats.physical_blocks, stats.steps) or 0.0
     return {
@@ -162,7 +165,7 @@ def sharing_figures(
         },
         "lost_tokens": lost_tokens(hits, order=order, prefix_caching=caching),
         "sharing_saves_bytes": max(0, round(saved * loaded.ledger.bytes_per_block)),
-        "sharing": explain(hits, pool, order=order, prefix_caching=caching),
+        "sharing": lines,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from batchgen.prompts.advice import Advice
 from batchgen.prompts.future import PlannedFuture
 from batchgen.prompts.order import (
     PrefixGroup,
@@ -53,6 +54,9 @@ class Plan:
         group_row_index: position in the input of each group's first row.
         row_errors: rows with errors by type.
         future: which request is the next to need a prefix, for the engine's eviction.
+        shared_tokens: [store rows] leading tokens that each row of ``order`` has in common
+            with the row before it in prefix order; -1 for all other rows.
+        advice: a change of the template that would share more, where one is known.
     """
 
     order: Rows
@@ -74,6 +78,8 @@ class Plan:
     group_row_index: Sequence[int]
     row_errors: Mapping[str, int]
     future: PlannedFuture
+    shared_tokens: Rows
+    advice: Advice | None = None
 
     @property
     def num_duplicates(self) -> int:
@@ -107,6 +113,7 @@ class Plan:
             "duplicates": self.num_duplicates,
             "row_errors": dict(self.row_errors),
             "groups": groups,
+            "advice": self.advice and self.advice.to_json(),
         }
 
     def describe(self) -> str:
@@ -129,6 +136,8 @@ class Plan:
             f"copied ({group.tokens_lost:,} that blocks alone would lose)"
             for group in self.groups[:3]
         ]
+        if self.advice is not None:
+            lines.append(self.advice.describe())
         return "\n".join(lines)
 
 
@@ -201,6 +210,7 @@ def make_plan(
         group_row_index=[int(row_index[group.position]) for group in groups],
         row_errors=dict(Counter(error.type.value for _, error in store.errors())),
         future=PlannedFuture(_request_numbers(ordered, by_prefix, samples), lcp),
+        shared_tokens=_shared_by_row(by_prefix, lcp, samples),
     )
 
 
@@ -219,6 +229,14 @@ def _requests(store: PromptStore, windows: Sequence[Rows], samples: Rows) -> tup
         [np.empty(0, np.int64), *(neighbour_lcp(store.ids, window) for window in windows)]
     )
     return repeat_rows(store.lengths[rows], shared, samples[rows])
+
+
+def _shared_by_row(by_prefix: Rows, lcp: Rows, samples: Rows) -> Rows:
+    """Give what each row's first request shares, by store row; -1 for rows without one."""
+    shared = np.full(len(samples), -1, np.int64)
+    counts = samples[by_prefix]
+    shared[by_prefix] = lcp[np.cumsum(counts) - counts]
+    return shared
 
 
 def _request_numbers(ordered: Rows, by_prefix: Rows, samples: Rows) -> Rows:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from batchgen.engine.step import StepPlan
+from batchgen.engine.step import IntArray, StepPlan
 from batchgen.errors import EngineError
 from batchgen.runtime.executor import ModelExecutor
 
@@ -33,7 +33,7 @@ class DebugExecutor:
         self._say = say
         self._sums: dict[tuple[int, int], int] = {}
 
-    def execute(self, plan: StepPlan) -> list[int | None]:
+    def execute(self, plan: StepPlan) -> IntArray:
         """Run a plan; see :class:`batchgen.engine.loop.Executor`.
 
         Raises:

@@ -5,7 +5,7 @@ import time
 import torch
 from transformers import PreTrainedModel
 
-from batchgen.engine.step import StepPlan
+from batchgen.engine.step import IntArray, StepPlan
 from batchgen.runtime.attention import StepAttention
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.sampler import sample
@@ -26,7 +26,7 @@ class ModelExecutor:
         self._device = model.device
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> list[int | None]:
+    def execute(self, plan: StepPlan) -> IntArray:
         """Run a plan; see :class:`batchgen.engine.loop.Executor`."""
         started = time.perf_counter()
         self.cache.swap_out(plan.swap_out)
@@ -44,7 +44,7 @@ class ModelExecutor:
             [S, V] float32 logits of the plan's samples.
         """
         ends = plan.query_starts[1:] - 1
-        wanted = ends[[entry.row for entry in plan.samples]] if plan.samples else ends[-1:]
+        wanted = ends[plan.samples.rows] if len(plan.samples) else ends[-1:]
         output = self._model(
             input_ids=torch.from_numpy(plan.token_ids).to(self._device)[None],
             position_ids=torch.from_numpy(plan.positions).to(self._device)[None],

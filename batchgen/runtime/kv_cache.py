@@ -12,11 +12,16 @@ from batchgen.engine.step import IntArray
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """Shape of one layer's keys and values for one token."""
+    """Shape of one layer's keys and values for one token, and how far back it looks.
+
+    Attributes:
+        window: tokens that a query sees, its own included; None is all.
+    """
 
     num_kv_heads: int
     key_size: int
     value_size: int
+    window: int | None = None
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of K and V of one token in this layer."""
@@ -26,6 +31,12 @@ class LayerGeometry:
 def kv_bytes_per_token(layers: list[LayerGeometry], dtype: torch.dtype) -> int:
     """Bytes of K and V of one token over all layers."""
     return sum(layer.bytes_per_token(dtype) for layer in layers)
+
+
+def window_of_all(layers: list[LayerGeometry]) -> int | None:
+    """Give the tokens that any layer still sees; None where a layer sees all."""
+    windows = [layer.window for layer in layers]
+    return None if None in windows else max(window or 0 for window in windows)
 
 
 class KVCache:

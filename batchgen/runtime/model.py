@@ -262,13 +262,14 @@ class _Probe:
         extra: dict[str, object],
     ) -> torch.Tensor:
         """Note the call; see :meth:`LayerAttention.attend`."""
-        del options
         index = getattr(layer, "layer_idx", None)
         if not isinstance(index, int):
             self.problems.append("an attention layer does not know its index")
             return query
         self.calls.append(index)
-        self.layers[index] = LayerGeometry(key.shape[1], key.shape[2], value.shape[2])
+        self.layers[index] = LayerGeometry(
+            key.shape[1], key.shape[2], value.shape[2], options.window
+        )
         self.unknown |= {
             name for name, given in extra.items() if given is not None and name not in _HARMLESS
         }

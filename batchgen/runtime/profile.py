@@ -1,15 +1,12 @@
 """Measuring what a full step takes on a GPU beside weights and pool."""
 
-from array import array
-
 import numpy as np
 import torch
 
-from batchgen.engine.step import Sample, StepPlan
+from batchgen.engine.step import SampleBatch, StepPlan
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import LoadedModel
-from batchgen.sampling import SamplingParams
 
 
 def full_step(num_tokens: int, num_rows: int, block_size: int) -> StepPlan:
@@ -24,8 +21,15 @@ def full_step(num_tokens: int, num_rows: int, block_size: int) -> StepPlan:
     starts = np.concatenate(([0], np.cumsum(lengths)))
     positions = np.arange(num_tokens) - np.repeat(starts[:-1], lengths)
     width = -(-int(lengths[0]) // block_size)
-    params = SamplingParams(temperature=1.0, top_p=0.9)
-    samples = tuple(Sample(row, params, 0, 0, array("i"), 0, ()) for row in range(num_rows))
+    samples = SampleBatch(
+        rows=np.arange(num_rows),
+        temperature=np.ones(num_rows),
+        top_p=np.full(num_rows, 0.9),
+        min_p=np.zeros(num_rows),
+        top_k=np.zeros(num_rows, dtype=np.int64),
+        noise_keys=np.zeros(num_rows, dtype=np.uint64),
+        positions=np.zeros(num_rows, dtype=np.int64),
+    )
     return StepPlan(
         step=0,
         token_ids=np.zeros(num_tokens, dtype=np.int64),

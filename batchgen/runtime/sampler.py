@@ -8,18 +8,18 @@ row's result depends on no neighbour, no order and no resume.
 """
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from batchgen.engine.step import Sample
+from batchgen.engine.step import NO_TOKEN, IntArray, SampleBatch, SpecialSample
 
 # Rows sampled at a time: bounds the float64 temporaries to some tens of MiB.
 _ROWS = 32
 # Sums of probabilities are compared with top_p up to this rounding.
 _TOP_P_SLACK = 1e-7
-_MASK = (1 << 64) - 1
 
 
-def sample(logits: torch.Tensor, samples: tuple[Sample, ...]) -> list[int | None]:
+def sample(logits: torch.Tensor, samples: SampleBatch) -> IntArray:
     """Choose one token for each row.
 
     Args:
@@ -27,25 +27,26 @@ def sample(logits: torch.Tensor, samples: tuple[Sample, ...]) -> list[int | None
         samples: S descriptions of how to choose.
 
     Returns:
-        S token ids; None where a row's logits hold a NaN.
+        [S] token ids; ``NO_TOKEN`` where a row's logits hold a NaN.
     """
-    for row, entry in enumerate(samples):
+    for entry in samples.special:
         if entry.params.has_penalties:
-            _penalize(logits[row], entry)
+            _penalize(logits[entry.index], entry)
         if entry.banned:
-            logits[row, list(entry.banned)] = float("-inf")
+            logits[entry.index, list(entry.banned)] = float("-inf")
     tokens = logits.argmax(dim=-1)
-    random = [row for row, entry in enumerate(samples) if not entry.params.is_greedy]
+    random = np.flatnonzero(samples.temperature > 0)
     for start in range(0, len(random), _ROWS):
         rows = random[start : start + _ROWS]
-        tokens[rows] = _draw(logits[rows], [samples[row] for row in rows])
+        tokens[rows] = _draw(logits[rows], samples, rows)
     # The largest logit of a row with a NaN is NaN: one look at [S] instead of [S, V].
-    broken = logits.amax(dim=-1).isnan() if len(samples) else tokens.bool()
-    chosen, failed = tokens.tolist(), broken.tolist()
-    return [None if bad else token for token, bad in zip(chosen, failed, strict=True)]
+    if len(samples):
+        tokens.masked_fill_(logits.amax(dim=-1).isnan(), NO_TOKEN)
+    chosen: IntArray = tokens.cpu().numpy()
+    return chosen
 
 
-def _penalize(logits: torch.Tensor, entry: Sample) -> None:
+def _penalize(logits: torch.Tensor, entry: SpecialSample) -> None:
     """Apply the three penalties to [V] logits in place."""
     params = entry.params
     known = torch.tensor(entry.token_ids, dtype=torch.int64, device=logits.device)
@@ -58,45 +59,43 @@ def _penalize(logits: torch.Tensor, entry: Sample) -> None:
     logits[generated] -= params.frequency_penalty * counts + params.presence_penalty
 
 
-def _draw(logits: torch.Tensor, samples: list[Sample]) -> torch.Tensor:
+def _draw(logits: torch.Tensor, samples: SampleBatch, rows: IntArray) -> torch.Tensor:
     """Sample [R] tokens from [R, V] logits by inverting the distribution function."""
-    probabilities = _filtered_probabilities(logits, samples)
+    probabilities = _filtered_probabilities(logits, samples, rows)
     cumulative = probabilities.cumsum(dim=-1)
-    noise = torch.tensor(
-        [_uniform(entry.noise_key, entry.position) for entry in samples],
-        dtype=torch.float64,
-        device=logits.device,
-    )
+    uniform = _uniform(samples.noise_keys[rows], samples.positions[rows])
+    noise = torch.from_numpy(uniform).to(logits.device)
     # Below the total even after rounding, so that a token with probability is found.
     total = cumulative[:, -1:]
     target = torch.minimum(noise[:, None] * total, torch.nextafter(total, total * 0))
     return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
 
-def _filtered_probabilities(logits: torch.Tensor, samples: list[Sample]) -> torch.Tensor:
+def _filtered_probabilities(
+    logits: torch.Tensor, samples: SampleBatch, rows: IntArray
+) -> torch.Tensor:
     """Give [R, V] float64 probabilities after temperature, min_p, top_k and top_p."""
 
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
+    def column(values: npt.NDArray[np.float64] | IntArray) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.float64)).to(logits.device)[:, None]
 
-    params = [entry.params for entry in samples]
-    temperature = column([p.temperature for p in params]).clamp_min(1e-30)
+    top_k, top_p, min_p = samples.top_k[rows], samples.top_p[rows], samples.min_p[rows]
+    temperature = column(samples.temperature[rows]).clamp_min(1e-30)
     # The maximum is subtracted before the division: no temperature overflows it.
     shifted = logits.double() - logits.max(dim=-1, keepdim=True).values.double()
     probabilities = torch.softmax(shifted / temperature, dim=-1)
-    if any(p.min_p > 0 for p in params):
-        floor = column([p.min_p for p in params]) * probabilities.amax(dim=-1, keepdim=True)
+    if (min_p > 0).any():
+        floor = column(min_p) * probabilities.amax(dim=-1, keepdim=True)
         probabilities = _keep(probabilities, probabilities >= floor)
-    if all(p.top_k <= 0 and p.top_p >= 1 for p in params):
+    if ((top_k <= 0) & (top_p >= 1)).all():
         return probabilities
     # A stable sort: of equally likely tokens the lowest ids are kept first.
     ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)[None]
-    top_k = column([p.top_k if p.top_k > 0 else logits.shape[-1] for p in params])
-    ordered = _keep(ordered, rank < top_k)
-    top_p = column([p.top_p for p in params])
+    ordered = _keep(ordered, rank < column(np.where(top_k > 0, top_k, logits.shape[-1])))
     before = ordered.cumsum(dim=-1) - ordered
-    ordered = _keep(ordered, (before < top_p - _TOP_P_SLACK) | (rank == 0) | (top_p >= 1))
+    most = column(top_p)
+    ordered = _keep(ordered, (before < most - _TOP_P_SLACK) | (rank == 0) | (most >= 1))
     return torch.zeros_like(ordered).scatter_(-1, ids, ordered)
 
 
@@ -106,10 +105,11 @@ def _keep(probabilities: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     return remaining / remaining.sum(dim=-1, keepdim=True)
 
 
-def _uniform(key: int, position: int) -> float:
-    """Hash a key and a position to a number in [0, 1) (SplitMix64's finaliser)."""
-    state = (key + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-    state ^= state >> 31
-    return float(np.float64(state >> 11) * 2.0**-53)
+def _uniform(keys: npt.NDArray[np.uint64], positions: IntArray) -> npt.NDArray[np.float64]:
+    """Hash [R] keys and positions to numbers in [0, 1) (SplitMix64's finaliser)."""
+    state = keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    uniform: npt.NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniform

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine.admission import Admission, AdmissionPolicy, OutputLengths
+from batchgen.engine.block_manager import BlockManager
 from batchgen.engine.costs import PreemptionCosts
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import PreemptionPolicy
@@ -44,8 +45,8 @@ def _request(prompt: int, max_tokens: int, **params: object) -> Request:
 
 
 def test_auto_is_the_worst_case_where_that_is_near_or_certain() -> None:
-    auto = Admission(AdmissionPolicy.AUTO, 4, 1000)
-    worst = Admission(AdmissionPolicy.WORST_CASE, 4, 1000)
+    auto = Admission(AdmissionPolicy.AUTO, BlockManager(1000, 4))
+    worst = Admission(AdmissionPolicy.WORST_CASE, BlockManager(1000, 4))
     auto.lengths.add(1)
     for near in (_request(400, 100), _request(4, 100, ignore_eos=True)):
         held = -(-near.num_prompt_tokens // 4)
@@ -57,7 +58,7 @@ def test_auto_is_the_worst_case_where_that_is_near_or_certain() -> None:
 
 def test_a_row_that_has_all_its_blocks_keeps_nothing_free() -> None:
     for policy in AdmissionPolicy:
-        assert Admission(policy, 4, 1000).growth(_request(4, 1), 1) == 0
+        assert Admission(policy, BlockManager(1000, 4)).growth(_request(4, 1), 1) == 0
 
 
 @given(

@@ -85,7 +85,7 @@ def test_a_leak_names_the_request_and_the_step() -> None:
     engine.step()
     engine.step()
     ledger.check_plan(executor.plans[-1])
-    held = scheduler.running[1].block_table[-1]
+    held = list(scheduler.running)[1].block_table[-1]
     scheduler.blocks.pool.pin([held])
     while scheduler.num_unfinished:
         engine.step()

@@ -187,9 +187,10 @@ def test_b08_every_running_row_progresses_when_one_is_forced_out() -> None:
     for request in requests:
         scheduler.add(request)
     for _ in range(20):
-        before = [r.num_output_tokens for r in scheduler.running.values()]
-        rows = list(scheduler.running.values())
+        before = [r.num_output_tokens for r in scheduler.running]
+        rows = list(scheduler.running)
         engine.step()
+        list(scheduler.running)  # brings them up to date
         for row, tokens in zip(rows, before, strict=True):
             assert row.num_output_tokens > tokens or row.account.num_preemptions
     for _ in engine.run([]):

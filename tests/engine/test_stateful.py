@@ -21,10 +21,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from batchgen.engine import scheduler as scheduler_module
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager
 from batchgen.engine.blocks import BlockPool
-from batchgen.engine.plan_builder import PlanBuilder
 from batchgen.engine.prefix_index import PrefixIndex
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import PreemptionPolicy, Scheduler
@@ -32,7 +32,7 @@ from batchgen.engine.swap import SwapSpace
 from batchgen.errors import EngineError, RowError, RowErrorType
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
-from tests.engine_model import STEMS, TOKENS, EngineModel, Setup, drive
+from tests.engine_model import STEMS, TOKENS, EngineModel, Setup, drive, fitting_window
 from tests.invariants import check_invariants
 
 _STEPS = 20_000
@@ -41,6 +41,7 @@ _MUST_SEE = {
     "preemptions": 100,
     "swap-outs": 100,
     "swap-ins": 50,
+    "rows that a window has left": 100,
     "recomputed tokens": 200,
     "copies": 300,
     "cached tokens": 2_000,
@@ -66,18 +67,22 @@ _PROMPTS = st.builds(
 @st.composite
 def _setups(draw: st.DrawFn) -> Setup:
     block_size = draw(st.integers(1, 4))
+    num_blocks = draw(st.integers(12, 60)) // block_size
+    budget = draw(st.sampled_from((1, 4, 10, 40)))
+    window = draw(st.sampled_from((None, None, 2, 5, 9)))
     planned = st.lists(_PROMPTS.map(tuple), min_size=4, max_size=20).map(tuple)
     return Setup(
         block_size=block_size,
-        num_blocks=draw(st.integers(12, 60)) // block_size,
+        num_blocks=num_blocks,
         swap_blocks=draw(st.sampled_from((0, 3, 8, 16))),
         max_num_seqs=draw(st.sampled_from((1, 3, 8))),
-        budget=draw(st.sampled_from((1, 4, 10, 40))),
+        budget=budget,
         admission=draw(st.sampled_from(AdmissionPolicy)),
         over_admits=draw(st.booleans()),
         preemption=draw(st.sampled_from(PreemptionPolicy)),
         swap_s_per_block=draw(st.sampled_from((0.0, 0.3, 9.0))),
         prefix_caching=draw(st.sampled_from((True, True, True, False))),
+        window=fitting_window(window, budget, block_size, num_blocks),
         planned=draw(st.none() | planned),
     )
 
@@ -214,14 +219,14 @@ def _steal_a_hit_between_claim_and_take(patch: pytest.MonkeyPatch) -> None:
 
 
 def _store_one_slot_too_far(patch: pytest.MonkeyPatch) -> None:
-    sound = PlanBuilder.build
+    sound = scheduler_module.build_plan
 
-    def build(self: PlanBuilder, *given: Any) -> Any:
-        plan = sound(self, *given)
+    def build(*args: Any, **given: Any) -> Any:
+        plan = sound(*args, **given)
         plan.slots[-1] += 1
         return plan
 
-    patch.setattr(PlanBuilder, "build", build)
+    patch.setattr(scheduler_module, "build_plan", build)
 
 
 def _copy_from_a_block_that_is_not_held(patch: pytest.MonkeyPatch) -> None:
@@ -284,7 +289,7 @@ def _publish_a_tail_with_a_token_too_many(patch: pytest.MonkeyPatch) -> None:
 def _leave_what_stood_behind_a_failed_block(patch: pytest.MonkeyPatch) -> None:
     def discard(self: BlockManager, request: Any) -> None:
         request.publishes = False
-        for block in request.block_table[self.num_shared(request) :]:
+        for block in request.block_table[self.first_private(request) :]:
             if block in self.index:
                 self.index.remove(block)
 
@@ -305,6 +310,17 @@ def _match_a_wrong_neighbour(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixIndex, "match", match)
 
 
+def _release_what_the_window_still_sees(patch: pytest.MonkeyPatch) -> None:
+    sound = BlockManager.release_behind_window
+
+    def release(self: BlockManager, request: Any) -> None:
+        request.num_computed += self.block_size
+        sound(self, request)
+        request.num_computed -= self.block_size
+
+    patch.setattr(BlockManager, "release_behind_window", release)
+
+
 _FAULTS: tuple[Plant, ...] = (
     _drop_a_decrement,
     _release_twice,
@@ -321,6 +337,7 @@ _FAULTS: tuple[Plant, ...] = (
     _publish_a_tail_with_a_token_too_many,
     _leave_what_stood_behind_a_failed_block,
     _match_a_wrong_neighbour,
+    _release_what_the_window_still_sees,
 )
 # Rows share, make room and come back often.
 _CROWDED: dict[str, Any] = {
@@ -329,6 +346,7 @@ _CROWDED: dict[str, Any] = {
     "swap_blocks": 16,
     "preemption": PreemptionPolicy.SWAP,
     "prefix_caching": True,
+    "window": 5,
 }
 
 

@@ -18,9 +18,10 @@ class _Obedient(FakeExecutor):
         super().__init__(4)
         self._wanted = wanted
 
-    def _sample(self, history, entry) -> int:
-        choices = [*self._wanted[entry.position :], 50]
-        return next(token for token in choices if token not in entry.banned)
+    def _sample(self, history, samples, index) -> int:
+        choices = [*self._wanted[samples.positions[index] :], 50]
+        banned = {token for e in samples.special if e.index == index for token in e.banned}
+        return next(token for token in choices if token not in banned)
 
 
 def _run(wanted: list[int], params: SamplingParams, max_model_len: int = 1000) -> Request:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from batchgen.engine.step import NO_TOKEN
 from batchgen.runtime.executor import ModelExecutor
 from tests.job.harness import Job
 
@@ -139,9 +140,11 @@ def test_a_row_of_which_one_sample_fails_has_one_error_row(
 ) -> None:
     real = ModelExecutor.execute
 
-    def execute(self: ModelExecutor, plan: Any) -> list[int | None]:
+    def execute(self: ModelExecutor, plan: Any) -> Any:
         tokens = real(self, plan)
-        return [None if plan.step == 3 and n == 1 else token for n, token in enumerate(tokens)]
+        if plan.step == 3:
+            tokens[1] = NO_TOKEN
+        return tokens
 
     job.write([{"id": n, "prompt": prompt} for n, prompt in enumerate(["one", "two"])])
     with monkeypatch.context() as patch:

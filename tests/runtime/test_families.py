@@ -10,7 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from batchgen.engine.loop import Engine
+from batchgen.engine.step import IntArray
 from batchgen.errors import UsageError
+from batchgen.runtime.kv_cache import window_of_all
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine, make_requests, make_scheduler
@@ -42,20 +44,23 @@ class _LogitsRecorder:
     def __init__(self, engine: Engine) -> None:
         self.records: list[tuple[list[int], torch.Tensor]] = []
         self._checked = engine._executor
+        self._scheduler = engine.scheduler
 
-    def execute(self, plan: Any) -> list[int | None]:
+    def execute(self, plan: Any) -> IntArray:
         tokens = self._checked.execute(plan)
         # The same plan again: writing the same K and V to the same slots changes nothing.
         logits = self._checked._executor.logits(plan)
-        for entry, row in zip(plan.samples, logits, strict=True):
-            self.records.append((list(entry.token_ids), row.clone()))
+        sampled = self._scheduler.running.requests(self._scheduler._sampled)
+        for request, values in zip(sampled, logits, strict=True):
+            self.records.append((request.token_ids.tolist(), values.clone()))
         return tokens
 
 
 def _worst_error(directory: Path) -> float:
     """Run a saved model through prefill, chunks, hits and decode; compare with eager."""
     loaded = _load(directory)
-    scheduler = make_scheduler(64, BLOCK, budget=11)
+    window = window_of_all(loaded.layers)
+    scheduler = make_scheduler(64, BLOCK, budget=11, window=window)
     engine = make_engine(loaded, scheduler)
     recorder = _LogitsRecorder(engine)
     engine._executor = recorder
@@ -64,6 +69,9 @@ def _worst_error(directory: Path) -> float:
         pass
     assert sum(request.account.hit_blocks for request in requests) > 0
     assert len(recorder.records) == 6 * len(requests)
+    if window is not None:
+        most = -(-(window + 11) // BLOCK) + 1
+        assert max(request.account.peak_blocks for request in requests) <= most
     eager = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     ).eval()

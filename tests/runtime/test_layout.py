@@ -10,6 +10,7 @@ from batchgen.kernels.cascade import cascade_attention
 from batchgen.kernels.reference import AttentionOptions, paged_attention
 from batchgen.runtime import layout as layout_module
 from batchgen.runtime.layout import cascade_layout
+from tests.sample_batch import sample_batch
 
 _NONE = np.zeros((0, 2), dtype=np.int64)
 
@@ -27,7 +28,7 @@ def _plan(tables: list[list[int]], contexts: list[int], queries: list[int]) -> S
         query_starts=starts,
         context_lens=np.array(contexts),
         block_tables=padded,
-        samples=(),
+        samples=sample_batch(()),
         swap_out=_NONE,
         swap_in=_NONE,
         copies=_NONE,

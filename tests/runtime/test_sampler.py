@@ -1,6 +1,5 @@
 """The sampler against transformers' own logits processors and a float64 model."""
 
-from array import array
 from typing import Any
 
 import numpy as np
@@ -11,26 +10,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine.request import noise_key
-from batchgen.engine.step import Sample
+from batchgen.engine.step import NO_TOKEN
 from batchgen.runtime.sampler import _filtered_probabilities, sample
 from batchgen.sampling import SamplingParams
+from tests.sample_batch import OneSample, sample_batch
 
 
 def _entry(
-    row: int = 0, *, key: int = 0, position: int = 0, prompt: tuple[int, ...] = (),
+    *, key: int = 0, position: int = 0, prompt: tuple[int, ...] = (),
     output: tuple[int, ...] = (), banned: tuple[int, ...] = (), **params: Any,
-) -> Sample:  # fmt: skip
-    tokens = array("i", [*prompt, *output])
-    return Sample(row, SamplingParams(**params), key, position, tokens, len(prompt), banned)
+) -> OneSample:  # fmt: skip
+    return OneSample(SamplingParams(**params), key, position, prompt, output, banned)
 
 
-def _choose(logits: Any, **given_: Any) -> int | None:
-    return sample(torch.tensor([logits], dtype=torch.float32), (_entry(**given_),))[0]
+def _sample(logits: torch.Tensor, *entries: OneSample) -> list[int]:
+    return sample(logits, sample_batch(entries)).tolist()
+
+
+def _choose(logits: Any, **given_: Any) -> int:
+    return _sample(torch.tensor([logits], dtype=torch.float32), _entry(**given_))[0]
+
+
+def _filtered(logits: torch.Tensor, entry: OneSample) -> torch.Tensor:
+    return _filtered_probabilities(logits, sample_batch([entry]), np.array([0]))[0]
 
 
 def _support(logits: list[float], **params: Any) -> list[int]:
     rows = torch.tensor([logits], dtype=torch.float32)
-    return _filtered_probabilities(rows, [_entry(**params)])[0].nonzero()[:, 0].tolist()
+    return _filtered(rows, _entry(**params)).nonzero()[:, 0].tolist()
 
 
 @pytest.mark.parametrize("top_p", [0.0, 1e-9, float(np.exp(3) / np.exp([1, 3, 2]).sum())])
@@ -46,7 +53,7 @@ def test_d04_top_p_one_filters_nothing() -> None:
 def test_d05_top_k_before_top_p_leaves_a_renormalised_token(top_k: int) -> None:
     logits = torch.zeros(1, 100)
     entry = _entry(temperature=0.01, top_k=top_k, top_p=0.8)
-    kept = _filtered_probabilities(logits, [entry])[0]
+    kept = _filtered(logits, entry)
     assert kept.nonzero()[:, 0].tolist() == list(range(top_k))
     assert kept.sum().item() == pytest.approx(1)
 
@@ -55,19 +62,17 @@ def test_d05_top_k_before_top_p_leaves_a_renormalised_token(top_k: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_d06_a_tiny_temperature_is_greedy(temperature: float, dtype: torch.dtype) -> None:
     logits = torch.tensor([[10.0, 30.0, 20.0]], dtype=dtype).float()
-    assert sample(logits, (_entry(temperature=temperature),)) == [1]
+    assert _sample(logits, _entry(temperature=temperature)) == [1]
 
 
 def test_d07_greedy_and_random_rows_share_a_batch_and_a_nan_fails_its_row_only() -> None:
     logits = torch.tensor([[float("-inf"), 1, 2], [0, 0, 50], [float("nan"), 1, 2], [5, 1, 2]])
-    entries = (
-        _entry(0), _entry(1, temperature=0.7), _entry(2, temperature=0.7), _entry(3),
-    )  # fmt: skip
-    assert sample(logits, entries) == [2, 2, None, 0]
+    entries = (_entry(), _entry(temperature=0.7), _entry(temperature=0.7), _entry())
+    assert _sample(logits, *entries) == [2, 2, NO_TOKEN, 0]
 
 
 def test_d02_samples_of_one_row_differ_and_repeat_exactly() -> None:
-    def draw(sample_index: int) -> list[int | None]:
+    def draw(sample_index: int) -> list[int]:
         key = noise_key(1, "row", sample_index)
         return [_choose([0.0] * 100, temperature=1.0, key=key, position=i) for i in range(8)]
 
@@ -80,25 +85,25 @@ def test_noise_depends_on_seed_id_type_sample_and_position_only() -> None:
     keys = {noise_key(s, i, n) for s in (0, 1) for i in (1, "1", "a") for n in (0, 1)}
     assert len(keys) == 12
     logits = torch.zeros(3, 50)
-    entries = [_entry(i, temperature=1.0, key=i, position=4) for i in range(3)]
-    together = sample(logits.clone(), tuple(entries))
-    alone = [sample(logits[:1].clone(), (entry,))[0] for entry in entries]
+    entries = [_entry(temperature=1.0, key=i, position=4) for i in range(3)]
+    together = _sample(logits.clone(), *entries)
+    alone = [_sample(logits[:1].clone(), entry)[0] for entry in entries]
     assert together == alone
 
 
 def test_i09_the_lowest_id_wins_a_tie() -> None:
     logits = torch.full((1, 50_000), -1.0)
     logits[0, [17, 400, 49_999]] = 3.0
-    assert sample(logits.clone(), (_entry(),)) == [17]
-    assert sample(logits.clone(), (_entry(temperature=1.0, top_k=1),)) == [17]
+    assert _sample(logits.clone(), _entry()) == [17]
+    assert _sample(logits.clone(), _entry(temperature=1.0, top_k=1)) == [17]
 
 
 def test_frequencies_follow_the_filtered_distribution() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
     params = {"temperature": 1.3, "top_k": 4, "top_p": 0.9}
-    entries = tuple(_entry(i, key=noise_key(0, i, 0), **params) for i in range(20_000))
-    drawn = np.bincount(sample(logits.repeat(20_000, 1), entries), minlength=5) / 20_000
-    expected = _filtered_probabilities(logits[None], [entries[0]])[0].numpy()
+    entries = [_entry(key=noise_key(0, i, 0), **params) for i in range(20_000)]
+    drawn = np.bincount(_sample(logits.repeat(20_000, 1), *entries), minlength=5) / 20_000
+    expected = _filtered(logits[None], entries[0]).numpy()
     assert np.abs(drawn - expected).max() < 4 * np.sqrt(0.25 / 20_000)
 
 
@@ -152,5 +157,5 @@ def test_repetition_penalty_equals_transformers() -> None:
     theirs = tf.RepetitionPenaltyLogitsProcessor(1.7)(ids, logits.clone())
     ours = logits.clone()
     entry = _entry(prompt=(3, 4), output=(4, 9), repetition_penalty=1.7)
-    sample(ours, (entry,))
+    _sample(ours, entry)
     torch.testing.assert_close(ours, theirs)

@@ -15,11 +15,12 @@ from stock import StockModel
 
 from batchgen.data.schema import RowResult
 from batchgen.engine.request import Request
-from batchgen.engine.step import Sample
+from batchgen.engine.step import SampleBatch
 from batchgen.job.load import load_job_model
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.sampler import sample
 from batchgen.sampling import SamplingParams
+from tests.sample_batch import OneSample, sample_batch
 from tests.tiny_models import save
 
 BLOCK = 4
@@ -80,7 +81,7 @@ def test_every_token_of_a_sound_job_is_the_stock_models_choice_after_those_befor
             for position, token in enumerate(answer.output_token_ids):
                 request = rows.request_before(answer, position)
                 logits = stock.next_logits(request)[None]
-                assert sample(logits, (stock.next_sample(request),)) == [token]
+                assert sample(logits, stock.next_sample(request)).tolist() == [token]
 
 
 def test_the_options_may_stand_anywhere_and_rows_are_the_first_ones(job, capsys):
@@ -186,20 +187,19 @@ def _request(params: SamplingParams, output=()) -> Request:
     return request
 
 
-def _entry(request: Request) -> Sample:
-    return Sample(
-        0,
+def _batch(request: Request) -> SampleBatch:
+    sample = OneSample(
         request.params,
-        request.noise_key,
-        request.num_output_tokens,
-        request.token_ids,
-        request.num_prompt_tokens,
-        (),
+        key=request.noise_key,
+        position=request.num_output_tokens,
+        prompt=tuple(request.token_ids[: request.num_prompt_tokens]),
+        output=tuple(request.output_token_ids),
     )
+    return sample_batch([sample])
 
 
 def _look(params, logits, tokens, output=()) -> tuple[float, bool]:
-    judge = Judge(lambda _: torch.tensor(logits), _entry, NEAR_TIE[torch.float32])
+    judge = Judge(lambda _: torch.tensor(logits), _batch, NEAR_TIE[torch.float32])
     return judge.look(_request(params, output), tokens)
 
 
@@ -232,7 +232,7 @@ def test_a_random_near_tie_is_noise_at_the_border_between_two_tokens():
     params = SamplingParams(temperature=1.0)
 
     def chosen(shift: float) -> int | None:
-        return sample(torch.tensor([[shift, 0.0]]), (_entry(_request(params)),))[0]
+        return sample(torch.tensor([[shift, 0.0]]), _batch(_request(params)))[0]
 
     # Token 0 grows with its logit until the noise falls into it: bisect for the border.
     low, high = -30.0, 30.0

@@ -1,0 +1,432 @@
+"""Which column of a template varies too early, and what moving it behind the rest would save.
+
+The saving is measured, not guessed: the template is rewritten with the column's output last,
+a bounded sample of the rows goes through it, and what neighbours share is counted as the plan
+counts it. More rows can only share more, so for a job larger than the sample the figure is
+what the move saves at least.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import jinja2
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from jinja2 import meta, nodes
+
+from batchgen.errors import RowError, UsageError
+from batchgen.prompts.encoder import PromptEncoder
+from batchgen.prompts.limits import Limits
+from batchgen.prompts.order import IdsOf, Rows, common_prefix, neighbour_lcp, prefix_order
+from batchgen.prompts.render import Prompt, PromptSpec, Renderer, Source
+from batchgen.prompts.template import RowTemplate
+from batchgen.prompts.tokenizer import Tokenizer
+
+# A smaller saving a row, or a smaller share of the prompt, is not worth a rewrite.
+_NOTEWORTHY_TOKENS = 16
+_NOTEWORTHY_SHARE = 0.05
+
+_SAMPLE_ROWS = 256
+_RUNS = 4
+_MIN_ROWS = 8
+_MAX_COLUMNS = 16
+_MAX_TOKENISED = 3
+# Together these hold the inquiry to a few tenths of a second, unless prompts are very long.
+_RENDERED_CHARS = 2_000_000
+_TOKENISED_TOKENS = 100_000
+_CHARS_PER_TOKEN = 4
+
+_Move = tuple[tuple[str, ...], str]
+"""Columns, and the template with what they write at its end."""
+_Ids = npt.NDArray[np.int32]
+_BLOCKS = frozenset(("autoescape", "block", "call", "filter", "for", "if", "macro", "with"))
+_DEFINITIONS = (nodes.Assign, nodes.AssignBlock, nodes.Macro)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change of the template that would pay.
+
+    Attributes:
+        columns: what should stand last; more than one where only their move together pays.
+        first_token: index of the first prompt token that differs because of them.
+        saved_tokens_per_row: prompt tokens a row that need not be computed after the move.
+    """
+
+    columns: tuple[str, ...]
+    first_token: int
+    saved_tokens_per_row: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``_plan.json`` holds."""
+        return asdict(self) | {"columns": list(self.columns)}
+
+    def describe(self) -> str:
+        """Say it in a line."""
+        *others, last = (f"`{name}`" for name in self.columns)
+        many = bool(others)
+        names = f"{', '.join(others)} and {last}" if many else last
+        return (
+            f"column{'s' if many else ''} {names} differ{'' if many else 's'} at token "
+            f"{self.first_token:,}; moved to the template's end {'they' if many else 'it'} "
+            f"would save {self.saved_tokens_per_row:,} tokens a row"
+        )
+
+
+class RowSample:
+    """Some runs of neighbouring input rows, kept while all rows pass by once."""
+
+    def __init__(self, num_rows: int) -> None:
+        """Choose the runs.
+
+        Args:
+            num_rows: rows that will pass; a sample's worth or less is kept whole.
+        """
+        length = _SAMPLE_ROWS // _RUNS
+        last = max(0, num_rows - length)
+        starts = [last * run // (_RUNS - 1) for run in range(_RUNS)]
+        self._spans = [(start, start + length) for start in starts]
+        if num_rows <= _SAMPLE_ROWS:
+            self._spans = [(0, num_rows)]
+        self._parts: list[list[pa.RecordBatch]] = [[] for _ in self._spans]
+        self._passed = 0
+
+    def see(self, table: pa.RecordBatch) -> None:
+        """Keep what is in the sample of the next rows; the first to pass is row 0."""
+        first, count = self._passed, table.num_rows
+        self._passed += count
+        for (start, stop), parts in zip(self._spans, self._parts, strict=True):
+            low, high = max(start - first, 0), min(stop - first, count)
+            if low < high:
+                parts.append(table.slice(low, high - low))
+
+    def __bool__(self) -> bool:
+        """Whether it holds any row."""
+        return any(self._parts)
+
+    def take(self, limit: int, columns: Sequence[str]) -> tuple[Rows, pa.RecordBatch]:
+        """Return at most ``limit`` rows, the first of each run, with some of the columns.
+
+        Returns:
+            their positions in the input ``[rows]``, and the rows; at least one has passed.
+        """
+        each = max(2, limit // len(self._spans))
+        kept = [
+            (span, parts) for span, parts in zip(self._spans, self._parts, strict=True) if parts
+        ]
+        runs = [_joined(parts, columns).slice(0, each) for _, parts in kept]
+        rows = [
+            np.arange(span[0], span[0] + run.num_rows)
+            for (span, _), run in zip(kept, runs, strict=True)
+        ]
+        return np.concatenate(rows), _joined(runs, columns)
+
+
+class WatchedRenderer(Renderer):
+    """A renderer for one pass over all rows, which keeps a sample of them.
+
+    Attributes:
+        sample: of the rows rendered so far.
+    """
+
+    def __init__(
+        self, spec: PromptSpec, schema: pa.Schema, tokenizer: Tokenizer | None, num_rows: int
+    ) -> None:
+        """As the renderer's own, for ``num_rows`` rows that come in input order."""
+        super().__init__(spec, schema, tokenizer)
+        self.sample = RowSample(num_rows)
+
+    def render(self, table: pa.RecordBatch) -> list[Prompt | RowError]:
+        """Render the next rows."""
+        self.sample.see(table)
+        return super().render(table)
+
+
+def _joined(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.RecordBatch:
+    arrays = [pa.concat_arrays([batch.column(name) for batch in batches]) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def advise(
+    sample: RowSample,
+    spec: PromptSpec,
+    schema: pa.Schema,
+    tokenizer: Tokenizer,
+    limits: Limits,
+    *,
+    ids: IdsOf,
+    shared: Rows,
+) -> Advice | None:
+    """Find the template's column whose move to the end saves most.
+
+    Args:
+        sample: rows of the job, after they have passed.
+        spec, schema, tokenizer, limits: what the job's prompts are made with; only a
+            template can be advised on.
+        ids: token ids of a store row.
+        shared: [store rows] leading tokens that each row that is computed shares with the
+            one before it in prefix order; -1 for all other rows.
+
+    Returns:
+        None where nothing would save 16 tokens a row and a twentieth of the prompt.
+    """
+    if spec.template is None or not sample or (shared >= 0).sum() < 2:
+        return None
+    try:
+        moves = _promising(spec.template, schema.names, sample)
+        if not moves:
+            return None
+        encoder = PromptEncoder(Source.TEMPLATE, tokenizer, limits)
+        job = _Job(spec, schema, tokenizer, encoder, ids, shared)
+        return _best_move(job, moves, sample)
+    except (UsageError, jinja2.TemplateSyntaxError):
+        # The job's own template works; one that cannot be rewritten just gets no advice.
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """How the job's prompts are made, and what its rows share; see :func:`advise`."""
+
+    spec: PromptSpec
+    schema: pa.Schema
+    tokenizer: Tokenizer
+    encoder: PromptEncoder
+    ids: IdsOf
+    shared: Rows
+
+    def encode(self, template: str, table: pa.RecordBatch) -> list[_Ids | RowError]:
+        """Make the prompts of some rows with another template."""
+        spec = replace(self.spec, template=template)
+        renderer = Renderer(spec, self.schema, self.tokenizer)
+        return self.encoder.encode(renderer.render(table))
+
+    def pairs(self, prompts: Sequence[_Ids | RowError], rows: Rows) -> list[tuple[_Ids, int]]:
+        """Leave out rows with errors and rows that are not computed."""
+        return [
+            (prompt, row)
+            for prompt, row in zip(prompts, rows.tolist(), strict=True)
+            if self.shared[row] >= 0 and not isinstance(prompt, RowError)
+        ]
+
+
+def _best_move(job: _Job, moves: Sequence[_Move], sample: RowSample) -> Advice | None:
+    template = job.spec.template or ""
+    columns = RowTemplate(template, job.schema.names).columns
+    some = np.flatnonzero(job.shared >= 0)[:_SAMPLE_ROWS]
+    mean_tokens = float(np.mean([len(job.ids(row)) for row in some.tolist()]))
+    # Each move takes the rows through the tokenizer once, and so does finding the place.
+    moves = moves[: max(1, int(_TOKENISED_TOKENS / (_MIN_ROWS * mean_tokens)) - 1)]
+    limit = _bounded(_TOKENISED_TOKENS, (len(moves) + 1) * mean_tokens)
+    rows, table = sample.take(limit, columns)
+    saved = [_saved_tokens(job, job.encode(moved, table), rows) for _, moved in moves]
+    found = [(tokens, names) for tokens, (names, _) in zip(saved, moves, strict=True) if tokens]
+    if not found:
+        return None
+    tokens, names = max(found, key=lambda each: _worth(*each))
+    swapped = job.encode(template, _swapped(table, names))
+    return Advice(names, _first_token(job, swapped, rows), tokens)
+
+
+def _worth(saved: float, names: Sequence[str]) -> float:
+    # A further column must pay for itself.
+    return saved - _NOTEWORTHY_TOKENS * len(names)
+
+
+def _bounded(budget: int, cost: float) -> int:
+    return max(_MIN_ROWS, min(_SAMPLE_ROWS, int(budget / max(1.0, cost))))
+
+
+def _saved_tokens(job: _Job, moved: Sequence[_Ids | RowError], rows: Rows) -> int:
+    """Return the prefill that a row saves on average; 0 where that is not noteworthy."""
+    pairs = job.pairs(moved, rows)
+    if len(pairs) < 2:
+        return 0
+    lengths = np.array([len(job.ids(row)) for _, row in pairs])
+    total = int((job.shared >= 0).sum())
+    # The first row in prefix order shares nothing: one of all rows, not one of the sample.
+    shared = _shared([each for each, _ in pairs]) / (len(pairs) - 1) * (total - 1) / total
+    after = np.mean([len(each) for each, _ in pairs]) - shared
+    before = np.mean(lengths - job.shared[[row for _, row in pairs]])
+    saved = float(before - after)
+    is_noteworthy = saved >= max(_NOTEWORTHY_TOKENS, _NOTEWORTHY_SHARE * lengths.mean())
+    return int(saved + 1e-6) if is_noteworthy else 0
+
+
+def _shared(rows: Sequence[_Ids]) -> int:
+    """Sum what neighbours share where rows stand in prefix order."""
+    ids = rows.__getitem__
+    return int(neighbour_lcp(ids, prefix_order(ids, np.arange(len(rows)))).sum())
+
+
+def _swapped(table: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """Give every row its neighbour's values in some columns."""
+    arrays = [
+        pa.concat_arrays([column.slice(1), column.slice(0, 1)]) if name in names else column
+        for name, column in zip(table.schema.names, table.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=table.schema.names)
+
+
+def _first_token(job: _Job, swapped: Sequence[_Ids | RowError], rows: Rows) -> int:
+    """Return the least index at which a row differs from itself with other values."""
+    pairs = [(each, job.ids(row)) for each, row in job.pairs(swapped, rows)]
+    places = [common_prefix(*pair) for pair in pairs if not np.array_equal(*pair)]
+    return min(places, default=0)
+
+
+def _promising(source: str, names: Sequence[str], sample: RowSample) -> list[_Move]:
+    """Find the moves that could save most, by characters, which costs no tokenising.
+
+    Returns:
+        the best first.
+    """
+    template = RowTemplate(source, names)
+    columns = template.columns
+    if not columns:
+        return []
+    _, table = sample.take(_SAMPLE_ROWS, columns)
+    rows = table.to_pylist()
+    pieces = [_Piece.parse(text) for text in _split(source)]
+    early = _by_appearance(pieces, [name for name in columns if _varies(rows, name)])
+    # Two columns that each vary early hide one another's cost: try them together, too.
+    groups = dict.fromkeys([(name,) for name in early] + list(accumulate((n,) for n in early)))
+    mean_chars = float(np.mean([len(_text(template, row) or "") for row in rows[:_MIN_ROWS]]))
+    limit = _bounded(_RENDERED_CHARS, mean_chars * (1 + len(groups)))
+    rows = [row for row in sample.take(limit, columns)[1].to_pylist() if _text(template, row)]
+    before = _shared_chars(template, rows)
+    gains: list[tuple[float, tuple[str, ...], str]] = []
+    for group in groups:
+        moved = _move_to_end(pieces, group)
+        if moved is None:
+            continue
+        gain = _shared_chars(RowTemplate(moved, names), rows) - before
+        if gain > 0:
+            per_row = gain / len(rows) / _CHARS_PER_TOKEN
+            gains.append((_worth(per_row, group), group, moved))
+    gains.sort(key=lambda each: -each[0])
+    return [(group, moved) for _, group, moved in gains[:_MAX_TOKENISED]]
+
+
+def _varies(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    return any(row[name] != rows[0][name] for row in rows)
+
+
+def _by_appearance(pieces: Sequence["_Piece"], columns: Sequence[str]) -> list[str]:
+    seen = dict.fromkeys(name for piece in pieces for name in columns if name in piece.reads)
+    return list(seen)[:_MAX_COLUMNS]
+
+
+def _text(template: RowTemplate, row: Mapping[str, Any]) -> str | None:
+    try:
+        return template.render(row)
+    except ValueError:
+        return None
+
+
+def _shared_chars(template: RowTemplate, rows: Sequence[Mapping[str, Any]]) -> int:
+    texts = (_text(template, row) or "" for row in rows)
+    encoded = (text.encode("utf-32-le", "surrogatepass") for text in texts)
+    return _shared([np.frombuffer(each, np.int32) for each in encoded])
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a template that can stand elsewhere: text, an expression or a whole block.
+
+    Attributes:
+        source: the part as a template of its own.
+        reads: names it takes from outside.
+        defines: names it sets for what follows.
+        is_definition: whether it does nothing else, and so writes nothing.
+    """
+
+    source: str
+    reads: frozenset[str]
+    defines: frozenset[str]
+    is_definition: bool
+
+    @classmethod
+    def parse(cls, source: str) -> "_Piece":
+        tree = jinja2.Environment(autoescape=False).parse(source)
+        only = bool(tree.body) and all(isinstance(each, _DEFINITIONS) for each in tree.body)
+        reads = meta.find_undeclared_variables(tree)
+        return cls(source, frozenset(reads), _defined(tree), only)
+
+
+def _defined(tree: nodes.Template) -> frozenset[str]:
+    assigned = any(True for kind in _DEFINITIONS for _ in tree.find_all(kind))
+    if not assigned:
+        return frozenset()
+    names = {each.name for each in tree.find_all(nodes.Name) if each.ctx == "store"}
+    names |= {each.name for each in tree.find_all(nodes.NSRef)}
+    return frozenset(names | {each.name for each in tree.find_all(nodes.Macro)})
+
+
+def _move_to_end(pieces: Sequence[_Piece], columns: Sequence[str]) -> str | None:
+    """Write the template with all that depends on some columns behind the rest.
+
+    Returns:
+        None where a block both writes and sets names, and so has no other place.
+    """
+    tainted, kept, moved = set(columns), list[str](), list[str]()
+    for piece in pieces:
+        if tainted.isdisjoint(piece.reads):
+            kept.append(piece.source)
+        elif piece.is_definition:
+            kept.append(piece.source)
+            tainted |= piece.defines
+        elif piece.defines:
+            return None
+        else:
+            moved.append(_literal("\n") + piece.source)
+    return "".join(kept + moved)
+
+
+def _split(source: str) -> list[str]:
+    """Cut a template between its outermost parts, white-space control already applied."""
+    pieces: list[str] = []
+    part: list[str] = []
+    block: list[str] = []
+    depth = 0
+    for _, kind, value in jinja2.Environment(autoescape=False).lex(source):
+        if kind == "block_begin":
+            block = []
+        block.append(value)
+        part.append(_respelt(kind, value))
+        if kind == "block_end":
+            depth += _nesting(block)
+        if depth == 0 and kind in ("data", "variable_end", "block_end"):
+            pieces.append("".join(part))
+            part = []
+    return pieces
+
+
+def _nesting(block: Sequence[str]) -> int:
+    """Return 1 for a tag that opens a block, -1 for one that closes it, else 0."""
+    word = next(each for each in block[1:] if each.strip())
+    if word.startswith("end"):
+        return -1
+    return int(word in _BLOCKS or (word == "set" and "=" not in block))
+
+
+def _respelt(kind: str, value: str) -> str:
+    # The lexer has stripped what the signs in `{{-` and `-%}` ask for: they must not act again.
+    if kind == "data":
+        return _literal(value)
+    if kind.startswith(("raw_", "comment")):
+        return ""
+    tags = {
+        "variable_begin": "{{ ",
+        "variable_end": " }}",
+        "block_begin": "{% ",
+        "block_end": " %}",
+    }
+    return tags.get(kind, value)
+
+
+def _literal(text: str) -> str:
+    return "{% raw %}" + text + "{% endraw %}"

@@ -1,0 +1,47 @@
+"""The line on a template column that varies early: in the plan, its file and the end report."""
+
+import pytest
+
+from tests.job.harness import Job
+
+EXAMPLES = "A review of the movie: good acting, bad story. Answer: yes. " * 4
+WORDS = ["fox", "dog", "movie", "story"]
+ROWS = [{"id": n, "ts": n * 7919 % 10_000, "text": WORDS[n % 4]} for n in range(12)]
+EARLY = f'prompt.template="[{{{{ ts }}}}] {EXAMPLES}{{{{ text }}}}"'
+
+
+@pytest.mark.parametrize("kind", ["chat", "plain"])
+def test_the_plan_and_the_end_report_name_the_column_that_varies_early(
+    job: Job, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    job.write(ROWS)
+    arguments = [EARLY, f"prompt.format={kind}", "sampling.max_tokens=2"]
+    assert job("mode=plan", *arguments) == 0
+    advice = job.json("_plan.json")["advice"]
+    assert advice["columns"] == ["ts"]
+    assert advice["saved_tokens_per_row"] > 50
+    line = (
+        f"column `ts` differs at token {advice['first_token']}; moved to the template's end it "
+        f"would save {advice['saved_tokens_per_row']} tokens a row"
+    )
+    assert line in capsys.readouterr().out
+    assert job(*arguments) == 0
+    assert job.summary["sharing"][-1] == line
+    assert capsys.readouterr().err.rstrip().endswith(line)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [f'prompt.template="{EXAMPLES}{{{{ text }}}} {{{{ ts }}}}"'],
+        [EARLY, "pool.prefix_caching=false"],
+        ["prompt.column=text"],
+    ],
+)
+def test_without_an_early_column_a_cache_or_a_template_there_is_no_line(
+    job: Job, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    job.write(ROWS)
+    assert job("mode=plan", *arguments) == 0
+    assert job.json("_plan.json")["advice"] is None
+    assert "differs at token" not in capsys.readouterr().out
