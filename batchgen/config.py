@@ -37,6 +37,14 @@ class Attention(StrEnum):
     torch = "torch"
 
 
+class SharedPrefixAttention(StrEnum):
+    """Whether a shared prefix is attended to once for all the rows that share it."""
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
 class Preemption(StrEnum):
     """What happens to the KV of a row that must make room."""
 
@@ -261,6 +269,10 @@ class EngineConfig:
         default=None, metadata={"help": "most tokens in one step (none: by device)"}
     )
     attention: Attention = field(default=Attention.auto, metadata={"help": "the attention backend"})
+    shared_prefix_attention: SharedPrefixAttention = field(
+        default=SharedPrefixAttention.auto,
+        metadata={"help": "attend to a shared prefix once for all its rows (auto: where it pays)"},
+    )
     preemption: Preemption = field(
         default=Preemption.auto,
         metadata={"help": "what happens to the KV of a row that must make room"},
@@ -283,7 +295,7 @@ class ScheduleConfig:
         default=Order.prefix, metadata={"help": "in which order rows enter the engine"}
     )
     window_rows: int | None = field(
-        default=None, metadata={"help": "rows sorted together (none: as many as memory allows)"}
+        default=None, metadata={"help": "rows sorted together (none: all of them)"}
     )
 
 

@@ -128,8 +128,8 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             return [self._value(item, key) for item in node.value]
         is_null = node.tag == "tag:yaml.org,2002:null"
-        if isinstance(node, yaml.ScalarNode) and key.is_text and not is_null:
-            # The text as written: YAML would make a number of 007 and a boolean of no.
+        if isinstance(node, yaml.ScalarNode) and (key.is_text or key.choices) and not is_null:
+            # The text as written: YAML would make a number of 007 and a boolean of no and off.
             return node.value
         return yaml.SafeLoader("").construct_object(node, deep=True)
 

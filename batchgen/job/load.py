@@ -31,6 +31,7 @@ from batchgen.runtime.kv_cache import (
     kv_bytes_per_token,
     window_of_all,
 )
+from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.memory import (
     GIB,
     Ledger,
@@ -116,7 +117,8 @@ def build_engine(
         dtype=loaded.model.dtype,
         device=device,
     )
-    model_executor = ModelExecutor(loaded.model, cache)
+    sharing = SharedPrefix(config.engine.shared_prefix_attention.value)
+    model_executor = ModelExecutor(loaded.model, cache, sharing)
     window = window_of_all(loaded.layers)
     scheduler = Scheduler(
         BlockManager(

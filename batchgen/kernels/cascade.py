@@ -2,19 +2,20 @@
 
 A row's keys fall into segments that it shares with its neighbours, and its own. Each is
 attended to by itself; the results join by their log-sum-exp, which is exact (Hydragen,
-FlashInfer's cascade). Everything is `bmm` over whole groups of rows: on a CPU one call a
-row costs more than its arithmetic.
+FlashInfer's cascade). Everything works on whole groups of rows: on a CPU one call a row
+costs more than its arithmetic.
 
-Shapes: T packed tokens, Hq query heads, Hkv key/value heads, D head size, N pool blocks of
-B tokens. Query head ``h`` reads key/value head ``h // (Hq // Hkv)``.
+Shapes: T packed tokens, Hq query heads, Hkv key/value heads, G query heads to each of
+them, D head size, N pool blocks of B tokens. Query head ``h`` reads key/value head
+``h // G``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-# Scores computed at a time, in elements: the temporaries should stay in the caches.
+# Scores computed at a time, in elements, where torch's fused attention cannot be used.
 _MAX_SCORES = 1 << 21
 
 
@@ -40,10 +41,10 @@ class OwnKeys:
 
     Attributes:
         tokens: [R, n] packed tokens; padding repeats a row's last one.
-        real: [R, n] whether it is no padding.
+        real: [Q] places in the flattened [R, n] that are no padding.
         blocks: [R, W] int64 blocks; padding is any valid block.
         hidden: [R, n, C] what a query may not see: later keys and padding.
-        unused: [R, C] keys that no query of the row may see; they may hold NaN.
+        unused: [U] places in the flattened [R, C] that no query may see; they may hold NaN.
     """
 
     tokens: torch.Tensor
@@ -51,6 +52,17 @@ class OwnKeys:
     blocks: torch.Tensor
     hidden: torch.Tensor
     unused: torch.Tensor
+    _biases: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def bias(self, group: int) -> torch.Tensor:
+        """Give what to add to the scores: [R, 1, n * G, C] float32, the same in every layer."""
+        if group not in self._biases:
+            num_rows, n, num_keys = self.hidden.shape
+            bias = torch.zeros(self.hidden.shape, device=self.hidden.device)
+            bias.masked_fill_(self.hidden, float("-inf"))
+            wide = bias[:, None, :, None].expand(-1, -1, -1, group, -1)
+            self._biases[group] = wide.reshape(num_rows, 1, n * group, num_keys)
+        return self._biases[group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +98,18 @@ def cascade_attention(
     Returns:
         [T, Hq, Dv] in the query's dtype.
     """
-    scaled = query.float() * scale
-    out = scaled.new_empty(*query.shape[:2], value_cache.shape[-1])
-    lse = scaled.new_empty(query.shape[:2])
+    attention = _Attention(scale, softcap)
+    num_tokens, num_heads, _ = query.shape
+    num_kv_heads = key_cache.shape[2]
+    # By key/value head: the queries that read it stand together.
+    grouped = query.float().view(num_tokens, num_kv_heads, num_heads // num_kv_heads, -1)
+    out = grouped.new_empty(*grouped.shape[:3], value_cache.shape[-1])
+    lse = grouped.new_empty(grouped.shape[:3])
     for rows in layout.own:
-        _attend_own(scaled, key_cache, value_cache, rows, softcap, out, lse)
+        _attend_own(grouped, key_cache, value_cache, rows, attention, out, lse)
     for segment in layout.segments:
-        _join_segment(scaled, key_cache, value_cache, segment, softcap, out, lse)
-    return out.to(query.dtype)
+        _join_segment(grouped, key_cache, value_cache, segment, attention, out, lse)
+    return out.view(num_tokens, num_heads, -1).to(query.dtype)
 
 
 def _attend_own(
@@ -101,31 +117,30 @@ def _attend_own(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     rows: OwnKeys,
-    softcap: float | None,
+    attention: "_Attention",
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:
-    """Fill the rows of ``out`` [T, Hq, Dv] and ``lse`` [T, Hq] from their own keys."""
+    """Fill ``out`` [T, Hkv, G, Dv] and ``lse`` [T, Hkv, G] of some rows from their own keys."""
     num_rows, n = rows.tokens.shape
-    num_kv_heads = key_cache.shape[2]
-    group = query.shape[1] // num_kv_heads
-    key = key_cache[rows.blocks].flatten(1, 2).float()  # [R, C, Hkv, D]
-    value = value_cache[rows.blocks].flatten(1, 2).float()
-    value.masked_fill_(rows.unused[:, :, None, None], 0.0)
-    grouped = query[rows.tokens].view(num_rows, n, num_kv_heads, group, -1)
-    hidden = rows.hidden[:, :, None, :]
-    tokens = rows.tokens[rows.real]
-    for head in range(num_kv_heads):
-        scores = torch.bmm(
-            grouped[:, :, head].reshape(num_rows, n * group, -1), key[:, :, head].transpose(1, 2)
-        )
-        scores = _cap(scores, softcap).view(num_rows, n, group, -1)
-        scores.masked_fill_(hidden, float("-inf"))
-        weights, sums = _exponentials(scores.flatten(1, 2))
-        mixed = torch.bmm(weights, value[:, :, head]).div_(sums.total)
-        heads = slice(head * group, (head + 1) * group)
-        out[tokens, heads] = mixed.view(num_rows, n, group, -1)[rows.real]
-        lse[tokens, heads] = sums.lse.view(num_rows, n, group)[rows.real]
+    num_kv_heads, group = query.shape[1:3]
+    key, value = (_gather(cache, rows) for cache in (key_cache, value_cache))
+    chosen = query.index_select(0, rows.tokens.flatten()).view(num_rows, n, *query.shape[1:])
+    heads = chosen.transpose(1, 2).reshape(num_rows, num_kv_heads, n * group, -1)
+    mixed, sums = attention(heads, key, value, rows.bias(group))
+    places = rows.tokens.flatten().index_select(0, rows.real)
+    for target, result in ((out, mixed), (lse, sums[..., None])):
+        by_token = result.view(num_rows, num_kv_heads, n, group, -1).transpose(1, 2)
+        flat = by_token.reshape(num_rows * n, *target.shape[1:])
+        target.index_copy_(0, places, flat.index_select(0, rows.real))
+
+
+def _gather(cache: torch.Tensor, rows: OwnKeys) -> torch.Tensor:
+    """Copy the rows' keys or values: [R, Hkv, C, D] float32, zeros where none may look."""
+    num_rows, width = rows.blocks.shape
+    found = cache.index_select(0, rows.blocks.flatten()).float()
+    found.flatten(0, 1).index_fill_(0, rows.unused, 0.0)
+    return found.view(num_rows, width * cache.shape[1], *cache.shape[2:]).transpose(1, 2)
 
 
 def _join_segment(
@@ -133,51 +148,86 @@ def _join_segment(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     segment: SharedSegment,
-    softcap: float | None,
+    attention: "_Attention",
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:
     """Attend a range of tokens to a segment and join the result to theirs."""
-    num_kv_heads = key_cache.shape[2]
-    group = query.shape[1] // num_kv_heads
-    # [Hkv, D, P] and [Hkv, P, Dv]: views with strides that bmm takes as they are.
-    key = key_cache[segment.blocks].flatten(0, 1).float().permute(1, 2, 0)
-    value = value_cache[segment.blocks].flatten(0, 1).float().permute(1, 0, 2)
-    piece = max(1, _MAX_SCORES // (query.shape[1] * key.shape[2]))
-    for start in range(segment.first_token, segment.end_token, piece):
-        end = min(start + piece, segment.end_token)
-        grouped = query[start:end].view(end - start, num_kv_heads, group, -1).transpose(0, 1)
-        scores = torch.bmm(grouped.reshape(num_kv_heads, (end - start) * group, -1), key)
-        weights, sums = _exponentials(_cap(scores, softcap))
-        mixed = torch.bmm(weights, value).div_(sums.total)
-
-        def by_token(tensor: torch.Tensor, count: int = end - start) -> torch.Tensor:
-            split = tensor.view(num_kv_heads, count, group, -1).transpose(0, 1)
-            return split.reshape(count, num_kv_heads * group, -1)
-
-        joined = torch.logaddexp(lse[start:end], other := by_token(sums.lse)[..., 0])
-        out[start:end].mul_((lse[start:end] - joined).exp_()[..., None])
-        out[start:end].add_(by_token(mixed).mul_((other - joined).exp_()[..., None]))
-        lse[start:end] = joined
+    tokens = slice(segment.first_token, segment.end_token)
+    num_tokens, num_kv_heads, group, _ = query[tokens].shape
+    # [1, Hkv, P, D] views with strides.
+    key, value = (
+        cache.index_select(0, segment.blocks).flatten(0, 1).float().transpose(0, 1)[None]
+        for cache in (key_cache, value_cache)
+    )
+    heads = query[tokens].transpose(0, 1).reshape(1, num_kv_heads, num_tokens * group, -1)
+    mixed, sums = attention(heads, key, value, None)
+    mixed = mixed.view(num_kv_heads, num_tokens, group, -1).transpose(0, 1)
+    other = sums.view(num_kv_heads, num_tokens, group).transpose(0, 1)
+    joined = torch.logaddexp(lse[tokens], other)
+    out[tokens].mul_((lse[tokens] - joined).exp_()[..., None])
+    out[tokens].addcmul_(mixed, (other - joined).exp_()[..., None])
+    lse[tokens] = joined
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
-    """[..., rows, 1] sums of exponentials and [..., rows] logarithms of the true sums."""
+class _Attention:
+    """Softmax attention that also gives the logarithm of its normaliser."""
 
-    total: torch.Tensor
-    lse: torch.Tensor
+    scale: float
+    softcap: float | None
 
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend [R, H, Q, D] queries to [R, H, C, D] keys.
 
-def _exponentials(scores: torch.Tensor) -> tuple[torch.Tensor, _Sums]:
-    """Turn [..., rows, C] scores into exp(score - highest), in place, with their sums."""
-    highest = scores.amax(dim=-1, keepdim=True)
-    weights = scores.sub_(highest).exp_()
-    total = weights.sum(dim=-1, keepdim=True)
-    return weights, _Sums(total, (total.log() + highest)[..., 0])
+        Args:
+            query: float32, as all others.
+            key: in any strides.
+            value: [R, H, C, Dv].
+            bias: [R, 1, Q, C] added to the scores, or None.
 
+        Returns:
+            [R, H, Q, Dv] and the [R, H, Q] log-sum-exp of the scores.
+        """
+        plain = self.softcap is None and query.shape[-1] == value.shape[-1]
+        if plain and query.device.type == "cpu":
+            # What torch's own scaled_dot_product_attention calls; it alone gives the sums.
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query, key, value, 0.0, False, attn_mask=bias, scale=self.scale
+            )
+            return out, lse
+        piece = max(1, _MAX_SCORES // (query.shape[0] * query.shape[1] * key.shape[2]))
+        parts = [
+            self._explicit(
+                query[:, :, at : at + piece],
+                key,
+                value,
+                None if bias is None else bias[:, :, at : at + piece],
+            )
+            for at in range(0, query.shape[2], piece)
+        ]
+        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
 
-def _cap(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
-    if softcap is None:
-        return scores
-    return scores.div_(softcap).tanh_().mul_(softcap)
+    def _explicit(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = torch.matmul(query * self.scale, key.transpose(2, 3))
+        if self.softcap is not None:
+            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        if bias is not None:
+            scores += bias
+        highest = scores.amax(dim=-1, keepdim=True)
+        weights = scores.sub_(highest).exp_()
+        total = weights.sum(dim=-1, keepdim=True)
+        out = torch.matmul(weights, value).div_(total)
+        return out, (total.log_() + highest)[..., 0]

@@ -10,7 +10,7 @@ from batchgen.engine.step import StepPlan
 from batchgen.kernels.cascade import cascade_attention
 from batchgen.kernels.reference import AttentionOptions, paged_attention, store_kv
 from batchgen.runtime.kv_cache import KVCache
-from batchgen.runtime.layout import cascade_layout
+from batchgen.runtime.layout import SharedPrefix, cascade_layout
 
 # Not "flash", "paged|" or "a/b": transformers reads a meaning into those names.
 ATTENTION_NAME = "batchgen"
@@ -91,9 +91,11 @@ AttentionInterface.register(ATTENTION_NAME, attention_forward)
 class StepAttention:
     """Paged attention of one step: stores the new K and V, then attends to the pool."""
 
-    def __init__(self, plan: StepPlan, cache: KVCache, device: torch.device) -> None:
+    def __init__(
+        self, plan: StepPlan, cache: KVCache, device: torch.device, sharing: SharedPrefix
+    ) -> None:
         self._cache = cache
-        self._layout = cascade_layout(plan, cache.block_size, device)
+        self._layout = cascade_layout(plan, cache.block_size, device, sharing)
         self._slots = torch.from_numpy(plan.slots).to(device)
         self._block_tables = torch.from_numpy(plan.block_tables.astype(np.int64)).to(device)
         self._query_starts = plan.query_starts.tolist()

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from batchgen.engine.step import IntArray, StepPlan
 from batchgen.runtime.attention import StepAttention
 from batchgen.runtime.kv_cache import KVCache
+from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.sampler import sample
 
 
@@ -19,11 +20,17 @@ class ModelExecutor:
         swap_s: seconds spent on swap copies.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: KVCache,
+        sharing: SharedPrefix = SharedPrefix.AUTO,
+    ) -> None:
         self.cache = cache
         self.swap_s = 0.0
         self._model = model
         self._device = model.device
+        self._sharing = sharing
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> IntArray:
@@ -50,7 +57,7 @@ class ModelExecutor:
             position_ids=torch.from_numpy(plan.positions).to(self._device)[None],
             use_cache=False,
             logits_to_keep=torch.from_numpy(wanted).to(self._device),
-            paged=StepAttention(plan, self.cache, self._device),
+            paged=StepAttention(plan, self.cache, self._device, self._sharing),
         )
         logits: torch.Tensor = output.logits[0, : len(plan.samples)]
         return logits.float()

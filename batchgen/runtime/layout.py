@@ -1,6 +1,7 @@
 """How the rows of a step share their keys, found once a step from the block tables."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +12,21 @@ from batchgen.kernels.cascade import CascadeLayout, OwnKeys, SharedSegment
 
 Ints = npt.NDArray[np.int64]
 
-# Rows times tokens from which on a segment of its own is cheaper than padding the rows.
+# Rows times tokens from which on a segment of its own is cheaper than padding the rows
+# (scripts/sweep_shared_prefix.py measures it).
 _MIN_SHARED_READS = 128
 # Keys of rows that are padded to one shape, in all: bounds the copy of K and V.
 _MAX_OWN_KEYS = 1 << 14
 # A row joins others if padding it to their shape at most doubles it.
 _MAX_PADDING = 2.0
+
+
+class SharedPrefix(StrEnum):
+    """Whether rows attend to what they share once for all of them; auto is where it pays."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +39,12 @@ class _Run:
     stop: int
 
 
-def cascade_layout(plan: StepPlan, block_size: int, device: torch.device) -> CascadeLayout:
+def cascade_layout(
+    plan: StepPlan,
+    block_size: int,
+    device: torch.device,
+    sharing: SharedPrefix = SharedPrefix.AUTO,
+) -> CascadeLayout:
     """Find the segments that neighbouring rows share, on several levels, and the rest.
 
     A row takes part in a segment with the blocks that lie wholly before its first query:
@@ -40,7 +55,10 @@ def cascade_layout(plan: StepPlan, block_size: int, device: torch.device) -> Cas
     past = (plan.context_lens - lengths) // block_size
     runs: list[_Run] = []
     shared = np.zeros(plan.num_rows, dtype=np.int64)
-    _find_runs(tables, past, _Run(0, plan.num_rows, 0, 0), block_size, runs)
+    if sharing is not SharedPrefix.OFF:
+        least = _MIN_SHARED_READS if sharing is SharedPrefix.AUTO else 0
+        whole = _Run(0, plan.num_rows, 0, 0)
+        _find_runs(tables, past, whole, block_size, least, runs)
     for run in runs:
         shared[run.first : run.end] = np.maximum(shared[run.first : run.end], run.stop)
     segments = [
@@ -60,7 +78,12 @@ def cascade_layout(plan: StepPlan, block_size: int, device: torch.device) -> Cas
 
 
 def _find_runs(
-    tables: npt.NDArray[np.int64], past: Ints, within: _Run, block_size: int, runs: list[_Run]
+    tables: npt.NDArray[np.int64],
+    past: Ints,
+    within: _Run,
+    block_size: int,
+    least: int,
+    runs: list[_Run],
 ) -> None:
     """Collect the runs of rows that share blocks behind ``within.stop``, the wide ones first."""
     depth = within.stop
@@ -78,9 +101,9 @@ def _find_runs(
         same = (tables[first:last, depth:limit] == tables[first, depth:limit]).all(axis=0)
         stop = depth + (len(same) if same.all() else int(same.argmin()))
         run = _Run(first, last, depth, stop)
-        if (stop - depth) * block_size * (last - first) >= _MIN_SHARED_READS:
+        if (stop - depth) * block_size * (last - first) >= least:
             runs.append(run)
-            _find_runs(tables, past, run, block_size, runs)
+            _find_runs(tables, past, run, block_size, least, runs)
 
 
 def _batches(lengths: Ints, own_keys: Ints) -> list[Ints]:
@@ -121,11 +144,14 @@ def _own_keys(
     # Place of each query among its row's own keys.
     places = (keys - lengths)[:, None] + np.minimum(at, lengths[:, None] - 1)
     key_at = np.arange(width * block_size)
-    arrays = (
-        tokens,
-        real,
-        blocks,
-        key_at[None, None, :] > places[:, :, None],
-        key_at[None, :] >= keys[:, None],
+
+    def tensor(array: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return OwnKeys(
+        tokens=tensor(tokens),
+        real=tensor(np.flatnonzero(real)),
+        blocks=tensor(blocks),
+        hidden=tensor(key_at[None, None, :] > places[:, :, None]),
+        unused=tensor(np.flatnonzero(key_at[None, :] >= keys[:, None])),
     )
-    return OwnKeys(*(torch.from_numpy(array).to(device) for array in arrays))

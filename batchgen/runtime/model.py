@@ -17,6 +17,7 @@ from batchgen.errors import UsageError
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.runtime.attention import ATTENTION_NAME
 from batchgen.runtime.kv_cache import LayerGeometry
+from batchgen.runtime.packed_linear import can_pack, pack_linears, packed_bytes
 
 DTYPES = {
     "float32": torch.float32,
@@ -62,9 +63,9 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all parameters and buffers, shared ones once."""
+        """Bytes of all parameters and buffers, shared ones once, and of packed weights."""
         tensors = {*self.model.parameters(), *self.model.buffers()}
-        return sum(tensor.nbytes for tensor in tensors)
+        return sum(tensor.nbytes for tensor in tensors) + packed_bytes(self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,8 @@ def load_model(
     if dtype == "auto" and device.type == "cpu":
         chosen = torch.float32
     model = _load_weights(source, chosen).eval().to(device)
+    if can_pack(device, model.dtype):
+        pack_linears(model)
     return LoadedModel(
         model=model,
         layers=probe(model),

@@ -38,6 +38,14 @@ def test_an_unknown_job_is_refused_with_the_list(command, jobs, capsys):
     assert "letters, reviews" in said
 
 
+@pytest.mark.parametrize("written", ["off", "'off'"])
+def test_a_choice_that_yaml_takes_for_a_boolean_stays_a_choice(command, recorder, jobs, written):
+    text = f"engine: {{shared_prefix_attention: {written}}}\n"
+    (jobs / "letters" / "job.yaml").write_text(text)
+    assert command("job=letters") == 0
+    assert recorder.configs[0].engine.shared_prefix_attention == "off"
+
+
 def test_a_job_can_be_a_folder_of_ones_own(command, recorder, caller, capsys):
     (caller / "mine" / "tickets").mkdir(parents=True)
     (caller / "mine" / "tickets" / "job.yaml").write_text("pool: {block_size: 64}\n")

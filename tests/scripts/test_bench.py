@@ -18,7 +18,14 @@ from job_rows import compose_job, open_rows
 from batchgen.errors import EngineError, UsageError
 from tests.scripts.bench_job import LENGTHS, OUTPUTS, make_job
 
-RUNNING = ["ours", "ours_no_prefix_cache", "ours_input_order", "static", "continuous"]
+RUNNING = [
+    "ours",
+    "ours_no_prefix_cache",
+    "ours_no_cascade",
+    "ours_input_order",
+    "static",
+    "continuous",
+]
 
 
 @pytest.fixture(scope="module")
