@@ -9,6 +9,7 @@ imports nothing of this project.
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,8 @@ class Peer:
             asked.write_text(json.dumps(request), encoding="utf-8")
             command = [self.python, str(self.script), str(asked), str(answered)]
             try:
-                subprocess.run(command, check=True, env=environment)
+                # What it says of itself must not come between the results.
+                subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
                 answer: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
             except (OSError, subprocess.CalledProcessError, ValueError) as error:
                 raise EngineError(f"the peer {self.name} failed: {error}") from error

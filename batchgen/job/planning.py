@@ -1,5 +1,6 @@
 """The plan phase: which rows are left, their prompts on disk, the order they run in."""
 
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +20,6 @@ from batchgen.prompts.render import PromptSpec, Source
 from batchgen.prompts.row_sampling import row_params
 from batchgen.prompts.store import PromptStore
 from batchgen.report.machine import versions
-from batchgen.runtime.memory import available_host_bytes
 
 Mask = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
@@ -103,9 +103,12 @@ def plan_job(
     """
     spec = prompt_spec(config.prompt)
     renderer = WatchedRenderer(spec, inputs.source.schema, inputs.tokenizer, inputs.num_rows)
+    started = time.perf_counter()
     store = _write_store(config, replace(inputs, renderer=renderer), output)
-    params = row_params(store.sampling_params, inputs.sampling)
-    num_samples = np.array([each.n for each in params], dtype=np.int64)
+    tokenized = time.perf_counter()
+    num_samples = np.array(
+        [each.n for each in row_params(store.sampling_params, inputs.sampling)], dtype=np.int64
+    )
     done = np.zeros(store.num_rows, dtype=np.bool_)
     if finished is not None:
         done = _done(finished, store, num_samples)
@@ -120,21 +123,13 @@ def plan_job(
         block_size=config.pool.block_size,
         prefix_caching=config.pool.prefix_caching,
         order=config.schedule.order.value,
-        window_rows=config.schedule.window_rows or _window_rows(store),
+        window_rows=config.schedule.window_rows,
         done=done,
     )
     plan = replace(plan, advice=_advice(config, inputs, spec, renderer, store, plan))
-    output.write_json("_plan.json", plan.to_json())
+    phases = {"tokenize_s": tokenized - started, "order_s": time.perf_counter() - tokenized}
+    output.write_json("_plan.json", plan.to_json() | {"phases": phases})
     return JobPlan(store, plan, num_samples, done)
-
-
-def _window_rows(store: PromptStore) -> int | None:
-    """Give the rows whose sort keys fit in a quarter of the free memory; None for all."""
-    key_bytes = 4 * int(store.lengths.sum(dtype=np.int64))
-    budget = available_host_bytes() // 4
-    if key_bytes <= budget:
-        return None
-    return max(1, store.num_rows * budget // key_bytes)
 
 
 def _advice(

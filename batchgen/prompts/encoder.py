@@ -1,11 +1,13 @@
 """Rendered prompts become checked token ids."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from batchgen.errors import RowError, RowErrorType
+from batchgen.prompts.heads import can_be_cut, head_length
 from batchgen.prompts.limits import IdArray, Limits, TextBound, too_long
 from batchgen.prompts.render import Chat, Prompt, Source, Text, TokenIds
 from batchgen.prompts.special import ContentGuard
@@ -15,9 +17,10 @@ from batchgen.prompts.tokenizer import Tokenizer, added_bos, encode, render_chat
 class PromptEncoder:
     """Turns batches of rendered prompts into token ids.
 
-    A text or chat is tokenised as a whole, once. A plain text gets what the tokenizer
-    puts around texts by itself, but no second BOS where it begins with one; a chat gets
-    nothing, since its template has written what the model wants.
+    A text or chat is tokenised as a whole, once; a head that a batch's texts share is
+    tokenised for all of them together, where that changes no id. A plain text gets what
+    the tokenizer puts around texts by itself, but no second BOS where it begins with one;
+    a chat gets nothing, since its template has written what the model wants.
     """
 
     def __init__(self, source: Source, tokenizer: Tokenizer | None, limits: Limits) -> None:
@@ -53,6 +56,9 @@ class _TextEncoder:
         self._bos = added_bos(tokenizer)
         self._bound = TextBound(tokenizer)
         self._guard = ContentGuard(tokenizer)
+        self._can_be_cut = can_be_cut(tokenizer)
+        # A job has one head, in its first batches perhaps a longer one by chance.
+        self._head_ids = lru_cache(maxsize=4)(self._encode_head)
 
     def encode(self, prompts: Sequence[Prompt | RowError]) -> list[IdArray | RowError]:
         results: dict[int, IdArray | RowError] = {}
@@ -102,16 +108,30 @@ class _TextEncoder:
             results[row] = ids if isinstance(ids, RowError) else self._limits.check(ids)
         return results
 
-    def _encode(self, texts: list[str], is_chat: bool) -> list[npt.NDArray[np.int64] | RowError]:
+    def _encode(
+        self, texts: list[str], is_chat: bool
+    ) -> Sequence[npt.NDArray[np.int64] | RowError]:
+        cut = head_length(texts) if self._can_be_cut else 0
         try:
-            encoded = encode(self._tokenizer, texts, add_special_tokens=not is_chat)
+            if cut:
+                head = self._head_ids(texts[0][:cut], is_chat)
+                tails = encode(
+                    self._tokenizer, [text[cut:] for text in texts], add_special_tokens=False
+                )
+                return [np.concatenate([head, np.asarray(tail, np.int64)]) for tail in tails]
+            return self._encode_whole(texts, is_chat)
         except Exception as error:
             # A text that the tokenizer refuses (a lone surrogate) must not take the rest along.
             if len(texts) == 1:
                 return [RowError(self._refusal, f"the tokenizer refuses the text: {error}")]
             return [result for text in texts for result in self._encode([text], is_chat)]
+
+    def _encode_head(self, head: str, is_chat: bool) -> npt.NDArray[np.int64]:
+        return self._encode_whole([head], is_chat)[0]
+
+    def _encode_whole(self, texts: list[str], is_chat: bool) -> list[npt.NDArray[np.int64]]:
         doubled = None if is_chat or self._bos is None else [self._bos, self._bos]
         return [
             np.asarray(ids[1:] if doubled is not None and ids[:2] == doubled else ids, np.int64)
-            for ids in encoded
+            for ids in encode(self._tokenizer, texts, add_special_tokens=not is_chat)
         ]

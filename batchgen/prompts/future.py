@@ -1,5 +1,6 @@
 """The rows to come, as the engine's eviction asks for them."""
 
+from array import array
 from functools import lru_cache
 
 import numpy as np
@@ -55,11 +56,13 @@ class _MinTree:
     """Minima over the powers of two, to find where a value falls below a bound."""
 
     def __init__(self, values: Positions) -> None:
-        self._levels = [values.tolist()]
-        while len(self._levels[-1]) > 1:
-            level = self._levels[-1]
-            pairs = (level[i : i + 2] for i in range(0, len(level), 2))
-            self._levels.append([min(pair) for pair in pairs])
+        level = values.astype(np.int32)
+        # Single items of an array are read three times as fast as those of numpy's.
+        self._levels = [array("i", level.tobytes())]
+        while len(level) > 1:
+            alone = level[len(level) & ~1 :]
+            level = np.concatenate([np.minimum(level[:-1:2], level[1::2]), alone])
+            self._levels.append(array("i", level.tobytes()))
 
     def first_below(self, start: int, bound: int) -> int:
         """Give the first index from ``start`` on whose value is below, or the length."""

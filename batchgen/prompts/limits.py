@@ -74,8 +74,12 @@ class TextBound:
         # A token that strips its surroundings stands for any number of blanks.
         if backend is None or any(token.lstrip or token.rstrip for token in added):
             return
-        shrinking = _normalizer_shrinking(_description(backend.normalizer))
-        if shrinking and _keeps_text(_description(backend.pre_tokenizer)) and _keeps_bytes(backend):
+        shrinking = _normalizer_shrinking(component_description(backend.normalizer))
+        if (
+            shrinking
+            and _keeps_text(component_description(backend.pre_tokenizer))
+            and _keeps_bytes(backend)
+        ):
             longest = max(len(token.encode()) for token in backend.get_vocab())
             self._bytes_per_token = shrinking * longest
 
@@ -86,7 +90,8 @@ class TextBound:
         return -(-len(text.encode(errors="replace")) // self._bytes_per_token)
 
 
-def _description(part: Any) -> dict[str, Any] | None:
+def component_description(part: Any) -> dict[str, Any] | None:
+    """Describe a tokenizer's normaliser or pre-tokenizer; None where there is none."""
     if part is None:
         return None
     try:
@@ -134,5 +139,5 @@ def _keeps_bytes(backend: Any) -> bool:
     vocab = backend.get_vocab()
     if backend.model.__class__.__name__ not in ("BPE", "Unigram"):
         return False
-    byte_level = "ByteLevel" in json.dumps(_description(backend.pre_tokenizer))
+    byte_level = "ByteLevel" in json.dumps(component_description(backend.pre_tokenizer))
     return byte_level or "<0x00>" in vocab

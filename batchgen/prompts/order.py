@@ -4,9 +4,10 @@ Everything here is a pure function over rows of token ids. ``ids`` gives a row's
 ``[L]``; rows are named by their store row.
 """
 
-import hashlib
-from collections.abc import Callable, Hashable, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +15,55 @@ import numpy.typing as npt
 IdsOf = Callable[[int], npt.NDArray[np.int32]]
 Rows = npt.NDArray[np.int64]
 
+_SLICE = 1 << 12
+# A bytes object, two list items and an integer.
+_KEY_OBJECT_BYTES = 100
 
-def prefix_order(ids: IdsOf, rows: Rows) -> Rows:
+
+def prefix_order(ids: IdsOf, rows: Rows, *, run_bytes: int = 64 << 20) -> Rows:
     """Sort rows by their token ids, which walks their prefix tree depth first.
 
-    A row that is a prefix of another comes before it; equal rows keep their order. Takes
-    four bytes of memory a token, and some two seconds for 100,000 rows of 1,000 tokens
-    that share prefixes, since big-endian bytes compare as the ids do.
+    A row that is a prefix of another comes before it; equal rows keep their order. An
+    external merge sort: runs of rows are sorted by keys in memory and then merged, with
+    the keys of one row of each run. So the memory is ``run_bytes`` and 16 bytes a row.
+
+    Args:
+        run_bytes: memory for the keys of a run, which take four bytes a token and some 100
+            bytes a row.
     """
-    keys = [ids(row).astype(">i4").tobytes() for row in rows.tolist()]
+    runs = list(_sorted_runs(ids, rows, run_bytes))
+    if len(runs) == 1:
+        return runs[0]
+    merged = heapq.merge(*map(_each, runs), key=lambda row: _sort_key(ids, row))
+    return np.fromiter(merged, np.int64, len(rows))
+
+
+def _sorted_runs(ids: IdsOf, rows: Rows, run_bytes: int) -> Iterator[Rows]:
+    keys: list[bytes] = []
+    start = size = 0
+    for row in _each(rows):
+        keys.append(_sort_key(ids, row))
+        size += len(keys[-1]) + _KEY_OBJECT_BYTES
+        if size >= run_bytes:
+            yield _sorted_by(keys, rows[start : start + len(keys)])
+            start, size, keys = start + len(keys), 0, []
+    yield _sorted_by(keys, rows[start:])
+
+
+def _sorted_by(keys: list[bytes], rows: Rows) -> Rows:
     ranking = sorted(range(len(keys)), key=keys.__getitem__)
     return rows[np.asarray(ranking, dtype=np.int64)]
+
+
+def _sort_key(ids: IdsOf, row: int) -> bytes:
+    # Big-endian bytes compare as the ids do, and as fast as memory.
+    return ids(row).astype(">i4").tobytes()
+
+
+def _each(values: Rows) -> Iterator[int]:
+    """Yield an array's numbers without making Python objects of all of them at once."""
+    for start in range(0, len(values), _SLICE):
+        yield from values[start : start + _SLICE].tolist()
 
 
 def length_order(lengths: Rows, rows: Rows) -> Rows:
@@ -41,7 +80,7 @@ def neighbour_lcp(ids: IdsOf, rows: Rows) -> Rows:
     """
     shared = np.zeros(len(rows), dtype=np.int64)
     before: npt.NDArray[np.int32] | None = None
-    for at, row in enumerate(rows.tolist()):
+    for at, row in enumerate(_each(rows)):
         current = ids(row)
         if before is not None:
             shared[at] = min(common_prefix(before, current), len(current) - 1)
@@ -83,32 +122,80 @@ def repeat_rows(lengths: Rows, lcp: Rows, times: Rows) -> tuple[Rows, Rows]:
     return repeated, np.where(first, np.repeat(lcp, times), repeated - 1)
 
 
-def find_duplicates(
-    ids: IdsOf, rows: Rows, result_keys: Sequence[Hashable | None]
-) -> tuple[Rows, dict[int, list[int]]]:
+class Duplicates(Mapping[int, Sequence[int]]):
+    """The rows that take another row's result, by that row; 16 bytes a duplicate."""
+
+    def __init__(self, rows: Rows, leaders: Rows) -> None:
+        """Take the duplicates and, for each, the row whose result it takes."""
+        by_leader = np.argsort(leaders, kind="stable")
+        self._rows = rows[by_leader]
+        self._leaders = leaders[by_leader]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows take another row's result."""
+        return len(self._rows)
+
+    def __getitem__(self, leader: int) -> list[int]:
+        first, end = np.searchsorted(self._leaders, [leader, leader + 1])
+        if first == end:
+            raise KeyError(leader)
+        rows: list[int] = self._rows[first:end].tolist()
+        return rows
+
+    def __iter__(self) -> Iterator[int]:
+        return _each(np.unique(self._leaders))
+
+    def __len__(self) -> int:
+        return len(np.unique(self._leaders))
+
+
+def find_duplicates(ids: IdsOf, rows: Rows, result_keys: Rows) -> tuple[Rows, Duplicates]:
     """Find rows whose result is bound to be another row's.
 
     Args:
-        result_keys: for each of ``rows`` what its result depends on besides its ids, or
-            None where it depends on noise of its own.
+        rows: each once.
+        result_keys: ``[len(rows)]`` a number for what each row's result depends on besides
+            its ids; negative where it depends on noise of its own.
 
     Returns:
         The rows to compute, in order, and for each that stands for others their rows.
     """
-    seen: dict[tuple[Hashable, bytes], list[int]] = {}
-    kept: list[int] = []
-    duplicates: dict[int, list[int]] = {}
-    for row, key in zip(rows.tolist(), result_keys, strict=True):
-        if key is not None:
-            digest = hashlib.blake2b(ids(row).tobytes(), digest_size=16).digest()
-            candidates = seen.setdefault((key, digest), [])
-            same = next((c for c in candidates if np.array_equal(ids(c), ids(row))), None)
-            if same is not None:
-                duplicates.setdefault(same, []).append(row)
-                continue
+    leaders = rows.copy()
+    places = np.flatnonzero(result_keys >= 0)
+    digests = np.fromiter((_digest(ids(row)) for row in _each(rows[places])), np.int64, len(places))
+    for alike in _equal_pairs(result_keys[places], digests):
+        _find_leaders(ids, rows, places[alike], leaders)
+    repeated = leaders != rows
+    return rows[~repeated], Duplicates(rows[repeated], leaders[repeated])
+
+
+def _digest(ids: npt.NDArray[np.int32]) -> int:
+    return hash(ids.tobytes())
+
+
+def _equal_pairs(first: Rows, second: Rows) -> Iterator[Rows]:
+    """Yield the places, ascending, of every pair of numbers that stands more than once."""
+    order = np.lexsort((second, first))
+    first, second = first[order], second[order]
+    borders = np.flatnonzero((first[1:] != first[:-1]) | (second[1:] != second[:-1])) + 1
+    starts = np.concatenate([[0], borders])
+    ends = np.concatenate([borders, [len(order)]])
+    several = ends - starts > 1
+    for start, end in zip(_each(starts[several]), _each(ends[several]), strict=True):
+        yield order[start:end]
+
+
+def _find_leaders(ids: IdsOf, rows: Rows, places: Rows, leaders: Rows) -> None:
+    """Give each of some rows the first row with the same ids; digests may lie, ids do not."""
+    candidates: list[int] = []
+    for place in places.tolist():
+        row = int(rows[place])
+        same = next((c for c in candidates if np.array_equal(ids(c), ids(row))), None)
+        if same is None:
             candidates.append(row)
-        kept.append(row)
-    return np.asarray(kept, dtype=np.int64), duplicates
+        else:
+            leaders[place] = same
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,22 +231,33 @@ def prefix_groups(lcp: Rows, block_size: int, limit: int) -> list[PrefixGroup]:
     Args:
         lcp: ``[rows]`` in prefix order.
     """
-    groups: list[PrefixGroup] = []
+    best = heapq.nsmallest(limit, _inner_nodes(lcp), key=lambda node: (-node[0], node[1]))
+    return [
+        PrefixGroup(
+            tokens=tokens,
+            rows=rows,
+            remainder=tokens % block_size,
+            tokens_saved=saved,
+            tokens_lost=partings * (tokens % block_size),
+            position=position,
+        )
+        for saved, position, tokens, rows, partings in best
+    ]
+
+
+def _inner_nodes(lcp: Rows) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield tokens saved, first position, tokens, rows and pairs that part at each node."""
     # Open nodes from the root down: prefix length, first position, pairs that part here.
     open_nodes: list[tuple[int, int, int]] = [(0, 0, 0)]
-    for at, shared in enumerate([*lcp[1:].tolist(), 0], start=1):
+    for at, shared in enumerate(chain(_each(lcp[1:]), [0]), start=1):
         start = at - 1
         while open_nodes[-1][0] > shared:
             tokens, start, partings = open_nodes.pop()
             wider = max(shared, open_nodes[-1][0])
-            remainder = tokens % block_size
             rows = at - start
-            saved = (rows - 1) * (tokens - wider)
-            groups.append(PrefixGroup(tokens, rows, remainder, saved, partings * remainder, start))
+            yield (rows - 1) * (tokens - wider), start, tokens, rows, partings
         if open_nodes[-1][0] < shared:
             open_nodes.append((shared, start, 1))
         else:
             tokens, first, partings = open_nodes[-1]
             open_nodes[-1] = (tokens, first, partings + 1)
-    groups.sort(key=lambda group: (-group.tokens_saved, group.position))
-    return groups[:limit]

@@ -3,14 +3,18 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchgen.prompts.advice import Advice
 from batchgen.prompts.future import PlannedFuture
 from batchgen.prompts.order import (
+    Duplicates,
     PrefixGroup,
     Rows,
     find_duplicates,
@@ -21,7 +25,7 @@ from batchgen.prompts.order import (
     prefix_order,
     repeat_rows,
 )
-from batchgen.prompts.row_sampling import result_key, row_params
+from batchgen.prompts.row_sampling import result_key
 from batchgen.prompts.store import PromptStore
 from batchgen.sampling import SamplingParams
 
@@ -60,7 +64,7 @@ class Plan:
     """
 
     order: Rows
-    duplicates: Mapping[int, Sequence[int]]
+    duplicates: Duplicates
     rows: int
     requests: int
     prompt_tokens: int
@@ -84,7 +88,7 @@ class Plan:
     @property
     def num_duplicates(self) -> int:
         """Rows that are not computed because another row's result is theirs."""
-        return sum(len(rows) for rows in self.duplicates.values())
+        return self.duplicates.num_rows
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``_plan.json`` holds: every figure, without the rows themselves."""
@@ -161,19 +165,17 @@ def make_plan(
         block_size: tokens in a block of the pool.
         prefix_caching: whether blocks are shared at all.
         order: ``prefix``, ``input`` or ``length`` (longest prompt first).
-        window_rows: rows sorted together; more take more memory, and fewer windows share
-            more. None sorts all at once. Rows of different windows are not counted as
-            sharing anything, in the floors neither.
+        window_rows: rows sorted together; None sorts all, in as little memory. Rows of
+            different windows are not counted as sharing anything, in the floors neither.
         done: for each store row whether an earlier run has its result already; such rows
             count in nothing but ``rows`` and ``row_errors``.
     """
     good = store.good_rows
     if done is not None:
         good = good[~done[good]]
-    params = row_params(store.sampling_params, sampling)
-    rows, duplicates = find_duplicates(store.ids, good, [result_key(params[row]) for row in good])
-    samples = np.asarray([each.n if not each.is_greedy else 1 for each in params], np.int64)
-    max_tokens = np.asarray([min(each.max_tokens, max_model_len) for each in params], np.int64)
+    needs_of = _row_needs(store.sampling_params, sampling, max_model_len)
+    rows, duplicates = find_duplicates(store.ids, good, needs_of.result_keys[good])
+    samples, max_tokens = needs_of.samples, needs_of.max_tokens
     windows = _windows(store, rows, window_rows)
     by_prefix = np.concatenate([np.empty(0, np.int64), *windows])
     lengths, lcp = _requests(store, windows, samples)
@@ -212,6 +214,38 @@ def make_plan(
         future=PlannedFuture(_request_numbers(ordered, by_prefix, samples), lcp),
         shared_tokens=_shared_by_row(by_prefix, lcp, samples),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _RowNeeds:
+    """What the plan asks of the sampling parameters, [store rows] each.
+
+    Attributes:
+        samples: requests of the row.
+        max_tokens: most tokens of an output, as far as the model's length goes.
+        result_keys: a number for what the result depends on besides the prompt's ids; -1
+            where it depends on noise of its own.
+    """
+
+    samples: Rows
+    max_tokens: Rows
+    result_keys: Rows
+
+
+def _row_needs(column: pa.ChunkedArray, sampling: SamplingParams, max_model_len: int) -> _RowNeeds:
+    """Read the rows' own parameters; only numbers are kept, however many differ."""
+    # Encoded first: joined texts of more than 2 GiB would not fit one array.
+    encoded = column.dictionary_encode().combine_chunks()
+    numbers: dict[SamplingParams | None, int] = {None: -1}
+    # The last one stands for rows without parameters of their own, whose code is -1.
+    needs = np.empty((len(encoded.dictionary) + 1, 3), np.int64)
+    for at, text in enumerate(chain(encoded.dictionary, [None])):
+        params = sampling if text is None else sampling.override_json(text.as_py())
+        number = numbers.setdefault(result_key(params), len(numbers) - 1)
+        samples = 1 if params.is_greedy else params.n
+        needs[at] = samples, min(params.max_tokens, max_model_len), number
+    codes = pc.fill_null(encoded.indices, -1).to_numpy()
+    return _RowNeeds(*(column[codes] for column in needs.T))
 
 
 def _windows(store: PromptStore, rows: Rows, window_rows: int | None) -> list[Rows]:

@@ -1,4 +1,5 @@
 from itertools import permutations
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given, settings
@@ -133,23 +134,47 @@ def test_groups_are_the_prefixes_where_different_rows_part(lists):
     assert got == expected
 
 
-@given(prompts, st.data())
-def test_duplicates_are_rows_with_equal_ids_and_equal_keys(lists, data):
-    keys = data.draw(
-        st.lists(st.sampled_from(["a", "b", None]), min_size=len(lists), max_size=len(lists))
-    )
+@st.composite
+def prompts_with_result_keys(draw):
+    lists = draw(prompts)
+    size = {"min_size": len(lists), "max_size": len(lists)}
+    return lists, np.asarray(draw(st.lists(st.sampled_from([-1, 0, 1]), **size)))
+
+
+def check_duplicates(lists, keys):
     ids, rows = as_rows(lists)
     kept, duplicates = find_duplicates(ids, rows, keys)
     first = {}
     expected_kept, expected = [], {}
-    for row, (tokens, key) in enumerate(zip(lists, keys, strict=True)):
-        home = first.setdefault((tuple(tokens), key), row) if key else row
+    for row, (tokens, key) in enumerate(zip(lists, keys.tolist(), strict=True)):
+        home = first.setdefault((tuple(tokens), key), row) if key >= 0 else row
         if home == row:
             expected_kept.append(row)
         else:
             expected.setdefault(home, []).append(row)
     assert kept.tolist() == expected_kept
-    assert duplicates == expected
+    assert dict(duplicates) == expected
+    assert duplicates.num_rows == sum(map(len, expected.values()))
+    assert [row for row in rows.tolist() if row in duplicates] == sorted(expected)
+
+
+@given(prompts_with_result_keys())
+def test_duplicates_are_rows_with_equal_ids_and_equal_keys(case):
+    check_duplicates(*case)
+
+
+@given(prompts_with_result_keys())
+def test_rows_with_the_same_digest_and_other_ids_are_no_duplicates(case):
+    with patch("batchgen.prompts.order._digest", lambda ids: len(ids) % 2):
+        check_duplicates(*case)
+
+
+@given(prompts, st.integers(0, 600))
+def test_runs_that_are_merged_give_the_order_of_one_sort(lists, run_bytes):
+    ids, rows = as_rows(lists)
+    rows = rows[::-1]
+    expected = sorted(rows.tolist(), key=lambda row: lists[row])
+    assert prefix_order(ids, rows, run_bytes=run_bytes).tolist() == expected
 
 
 def test_length_order_puts_the_longest_first_and_keeps_ties_in_order():

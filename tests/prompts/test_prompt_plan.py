@@ -129,6 +129,15 @@ def test_request_lengths_count_max_tokens_and_stop_at_the_models_length(store_of
     assert plan.request_tokens_p95 == 100
 
 
+def test_every_row_has_its_own_parameters_whatever_batch_it_came_in(store_of):
+    texts = [json.dumps({"max_tokens": most}) for most in (3, 5, 7, 5, 3)]
+    store = store_of([([row], text) for row, text in enumerate(texts, 1)] + [[9]])
+    assert store.sampling_params.num_chunks == 2
+    for row, most in enumerate((3, 5, 7, 5, 3, 10)):
+        done = np.arange(6) != row
+        assert plan_of(store, done=done).longest_request_tokens == 1 + most
+
+
 def test_the_plan_as_json_has_the_contracts_keys_and_plain_values(store_of):
     written = json.loads(json.dumps(plan_of(store_of(ROWS)).to_json()))
     assert written["rows"] == 7

@@ -17,6 +17,7 @@ ECHO = """
 from peer_files import Answer, serve
 
 def run(request):
+    print("ready")
     assert request.longest == max(map(sum, zip(map(len, request.prompts), request.max_tokens)))
     assert request.device == "cpu"
     outputs = [[count] * count for count in request.max_tokens]
@@ -40,12 +41,15 @@ def _run(text, peers, tmp_path_factory):
         return Peer.parse(text, peers).run(rows, config)
 
 
-def test_a_peer_runs_the_rows_by_its_own_interpreter(peers, tmp_path_factory):
+def test_a_peer_runs_the_rows_by_its_own_interpreter(peers, tmp_path_factory, capfd):
     run = _run(f"echo:loud={sys.executable}", peers, tmp_path_factory)
     assert run.outputs == {row: [count] * count for row, count in enumerate(OUTPUTS)}
     assert run.seconds == 2.5
     assert run.version == "echo 1 loud"
     assert run.peak_memory_bytes > 1 << 20
+    said = capfd.readouterr()
+    assert "ready" in said.err
+    assert "ready" not in said.out
 
 
 @pytest.mark.parametrize("text", ["echo", "echo=", "other=/usr/bin/python3"])
