@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 
 # Rows times tokens from which on a segment of its own is cheaper than padding the rows
 # (scripts/sweep_shared_prefix.py measures it).
-_MIN_SHARED_READS = 128
+_MIN_SHARED_READS = 2048
 # Keys of rows that are padded to one shape, in all: bounds the copy of K and V.
 _MAX_OWN_KEYS = 1 << 14
 # A row joins others if padding it to their shape at most doubles it.

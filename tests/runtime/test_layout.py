@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from batchgen.engine.step import StepPlan
 from batchgen.kernels.cascade import cascade_attention
 from batchgen.kernels.reference import AttentionOptions, paged_attention
-from batchgen.runtime import layout as layout_module
-from batchgen.runtime.layout import cascade_layout
+from batchgen.runtime.layout import SharedPrefix, cascade_layout
 from tests.sample_batch import sample_batch
 
 _NONE = np.zeros((0, 2), dtype=np.int64)
@@ -76,15 +75,10 @@ def test_cascade_equals_row_by_row_on_any_step(step, heads, data: st.DataObject)
         torch.from_numpy(plan.block_tables.astype(np.int64)),
         AttentionOptions(0.5, softcap=softcap),
     )
-    before = layout_module._MIN_SHARED_READS
-    try:
-        for least in (1, 128):
-            layout_module._MIN_SHARED_READS = least
-            layout = cascade_layout(plan, size, torch.device("cpu"))
-            out = cascade_attention(query, keys, values, layout, scale=0.5, softcap=softcap)
-            torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
-    finally:
-        layout_module._MIN_SHARED_READS = before
+    for sharing in SharedPrefix:
+        layout = cascade_layout(plan, size, torch.device("cpu"), sharing)
+        out = cascade_attention(query, keys, values, layout, scale=0.5, softcap=softcap)
+        torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
 def _poison_unused(plan: StepPlan, size: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -104,7 +98,7 @@ def test_a_forest_of_prefixes_is_found_on_every_level() -> None:
     system, documents = [0, 1], ([2, 3, 4], [5, 6, 7])
     tables = [[*system, *documents[row // 4], 10 + row] for row in range(8)]
     plan = _plan(tables, [81] * 8, [1] * 8)
-    layout = cascade_layout(plan, 16, torch.device("cpu"))
+    layout = cascade_layout(plan, 16, torch.device("cpu"), SharedPrefix.ON)
     found = [(s.blocks.tolist(), s.first_token, s.end_token) for s in layout.segments]
     assert found == [([0, 1], 0, 8), ([2, 3, 4], 0, 4), ([5, 6, 7], 4, 8)]
     assert [rows.tokens.shape for rows in layout.own] == [(8, 1)]
@@ -115,9 +109,23 @@ def test_a_row_that_computes_a_shared_block_itself_does_not_take_part_in_it() ->
     # Row 0 computes blocks 0 and 1 in this step, rows 1 to 8 hit them.
     tables = [[0, 1, 20 + row] for row in range(9)]
     plan = _plan(tables, [40] * 9, [40, *[8] * 8])
-    layout = cascade_layout(plan, 16, torch.device("cpu"))
+    layout = cascade_layout(plan, 16, torch.device("cpu"), SharedPrefix.ON)
     found = [(s.blocks.tolist(), s.first_token, s.end_token) for s in layout.segments]
     assert found == [([0, 1], 40, 104)]
+
+
+def test_auto_shares_where_many_rows_or_a_long_prefix_make_it_pay() -> None:
+    found = {}
+    for rows in (8, 64):
+        plan = _plan([[0, 1, 20 + row] for row in range(rows)], [40] * rows, [1] * rows)
+        layout = cascade_layout(plan, 16, torch.device("cpu"), SharedPrefix.AUTO)
+        found[rows] = len(layout.segments)
+    assert found == {8: 0, 64: 1}
+
+
+def test_off_shares_nothing() -> None:
+    plan = _plan([[0, 1, 20 + row] for row in range(64)], [40] * 64, [1] * 64)
+    assert not cascade_layout(plan, 16, torch.device("cpu"), SharedPrefix.OFF).segments
 
 
 def test_rows_of_unlike_sizes_are_not_padded_to_one_shape() -> None:
