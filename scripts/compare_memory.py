@@ -46,9 +46,9 @@ from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager
 from batchgen.engine.loop import Engine, Executor
 from batchgen.engine.request import Request
-from batchgen.engine.scheduler import PreemptionPolicy, Scheduler, SchedulerLimits
+from batchgen.engine.scheduler import Scheduler, SchedulerLimits
 from batchgen.engine.step import IntArray, StepPlan
-from batchgen.engine.swap import SwapSpace
+from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.errors import BatchgenError, EngineError, UsageError
 from batchgen.prompts.future import PlannedFuture
 from batchgen.prompts.order import neighbour_lcp, prefix_order

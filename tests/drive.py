@@ -12,13 +12,12 @@ from batchgen.engine.eviction import Future
 from batchgen.engine.loop import Engine, Executor
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import (
-    PreemptionPolicy,
     Scheduler,
     SchedulerLimits,
 )
 from batchgen.engine.step import IntArray
 from batchgen.engine.stopping import StopRules
-from batchgen.engine.swap import SwapSpace
+from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import LoadedModel

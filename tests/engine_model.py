@@ -19,8 +19,8 @@ from batchgen.engine.ledger import DebugLedger
 from batchgen.engine.loop import Engine
 from batchgen.engine.prefix_index import Node
 from batchgen.engine.request import FinishReason, Request, Status
-from batchgen.engine.scheduler import PreemptionPolicy
 from batchgen.engine.step import IntArray
+from batchgen.engine.swap import PreemptionPolicy
 from batchgen.errors import RowError, RowErrorType
 from batchgen.sampling import SamplingParams
 from tests.drive import make_scheduler

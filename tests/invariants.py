@@ -42,6 +42,7 @@ def check_invariants(scheduler: Scheduler, plan: Any = None) -> None:
     _check_swap(scheduler)
     if plan is not None:
         _check_writes(scheduler, plan)
+        _check_samples(scheduler, plan)
 
 
 def _held(request: Any) -> list[int]:
@@ -71,6 +72,19 @@ def _check_swap(scheduler: Scheduler) -> None:
     assert len(set(held)) == len(held)
     assert len(held) + scheduler.swap_space.num_free == scheduler.swap_space.num_blocks
     assert all(r.swapped is None for r in (*scheduler.running, *scheduler.waiting))
+
+
+def _check_samples(scheduler: Scheduler, plan: Any) -> None:
+    """A row that samples runs its request's last tokens, at their places, up to the newest."""
+    requests = scheduler.running.requests(scheduler._sampled)
+    assert len(requests) == len(plan.samples)
+    starts = plan.query_starts.tolist()
+    rows = plan.samples.rows.tolist()
+    for row, request, position in zip(rows, requests, plan.samples.positions, strict=True):
+        tokens, length = request.token_ids.tolist(), starts[row + 1] - starts[row]
+        assert plan.context_lens[row] == len(tokens)
+        assert plan.token_ids[starts[row] : starts[row + 1]].tolist() == tokens[-length:]
+        assert position == len(tokens) - request.num_prompt_tokens
 
 
 def _check_writes(scheduler: Scheduler, plan: Any) -> None:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -18,26 +17,19 @@ import numpy.typing as npt
 from batchgen.engine.admission import Admission, AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager, Claim
 from batchgen.engine.costs import PreemptionCosts
+from batchgen.engine.counters import SchedulerCounters
 from batchgen.engine.plan_builder import Copies, build_plan
 from batchgen.engine.request import FinishReason, Request, Status, SwappedBlocks
 from batchgen.engine.running import RunningRequests
 from batchgen.engine.step import NO_TOKEN, IntArray, StepPlan
 from batchgen.engine.stopping import StopRules
-from batchgen.engine.swap import SwapSpace
+from batchgen.engine.swap import PreemptionPolicy, Swapper, SwapSpace
 from batchgen.errors import EngineError, RowError, RowErrorType
 
 # Rows that let their leader go first in one step; bounds the search behind them.
 _MAX_DEFERRED = 128
 # Tokens that a row must gain to wait although the step has room for it.
 _WORTH_WAITING_TOKENS = 4
-
-
-class PreemptionPolicy(StrEnum):
-    """What happens to the KV of a request that makes room; auto is what costs less."""
-
-    AUTO = "auto"
-    SWAP = "swap"
-    RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,33 +43,6 @@ class SchedulerLimits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals over the run.
-
-    Attributes:
-        prefill_tokens: prompt tokens computed, for the first time.
-        recomputed_tokens: tokens computed again after a preemption.
-        decode_tokens: a row's own sampled tokens run through the model.
-        cached_tokens: prompt tokens found in the cache at first admission.
-        sampled_tokens: tokens generated.
-        started_requests, finished_requests: requests admitted once, requests ended.
-        preemptions: times a request had to make room.
-        swapped_out_blocks, swapped_in_blocks: blocks copied to and from the CPU pool.
-    """
-
-    prefill_tokens: int = 0
-    recomputed_tokens: int = 0
-    decode_tokens: int = 0
-    cached_tokens: int = 0
-    sampled_tokens: int = 0
-    started_requests: int = 0
-    finished_requests: int = 0
-    preemptions: int = 0
-    swapped_out_blocks: int = 0
-    swapped_in_blocks: int = 0
 
 
 def _no_seats() -> IntArray:
@@ -154,7 +119,7 @@ class Scheduler:
         self._stop_rules = stop_rules
         self._limits = limits
         self._admission = Admission(admission, blocks)
-        self._preemption = preemption
+        self._swapper = Swapper(blocks, swap_space, preemption, self.costs, self.counters)
         self._clock = clock
         self._sampled = _no_seats()
         self._num_steps = 0
@@ -474,7 +439,7 @@ class Scheduler:
             # Even alone it could not hold its next token.
             self._finish(victim, FinishReason.LENGTH, None)
             return
-        if self._swap_out(step, victim):
+        if self._swapper.take_out(victim, step.swap_out):
             victim.status = Status.SWAPPED
             insort(self.swapped, victim, key=_by_arrival)
         else:
@@ -483,33 +448,6 @@ class Scheduler:
             self.waiting.insert(bisect(self.waiting, victim.arrival, key=_by_arrival), victim)
             self._look_ahead()
         self.blocks.release(victim)
-
-    def _swap_out(self, step: _Step, victim: Request) -> bool:
-        """Copy the private blocks to the CPU pool; False where recompute is to be.
-
-        Blocks that others hold stay with them and are matched again on the way back; where
-        a window has left the first ones nothing can be matched, and all go.
-        """
-        behind_window = victim.num_released > 0
-        first = victim.num_released if behind_window else self.blocks.first_private(victim)
-        last = self.blocks.blocks_for(victim.num_computed)
-        private = victim.block_table[first:last]
-        if not private or not self._prefers_swap(victim, first, len(private)):
-            return False
-        cpu_blocks = self.swap_space.allocate(len(private))
-        if cpu_blocks is None:
-            return False
-        victim.swapped = SwappedBlocks(first, cpu_blocks, victim.num_computed, behind_window)
-        step.swap_out += zip(private, cpu_blocks, strict=True)
-        victim.account.swapped_out_blocks += len(private)
-        self.counters.swapped_out_blocks += len(private)
-        return True
-
-    def _prefers_swap(self, victim: Request, first: int, num_blocks: int) -> bool:
-        if self._preemption is PreemptionPolicy.AUTO:
-            num_tokens = victim.num_computed - first * self.blocks.block_size
-            return self.costs.swap_is_cheaper(num_blocks, num_tokens)
-        return self._preemption is PreemptionPolicy.SWAP
 
     def _swap_in(self, step: _Step, request: Request) -> bool:
         """Bring a swapped request back to run; False where there is no room yet.
@@ -528,7 +466,7 @@ class Scheduler:
         if num_matched >= copy.first:
             # The CPU pool has all that follows; no part of a block need be copied.
             self.blocks.take(request, replace(claim, match=claim.match.whole_blocks()))
-            self._plan_swap_in(step, request, copy, num_matched)
+            self._swapper.bring_back(request, copy, num_matched, step.swap_in)
         else:
             self._take(step, request, claim)
         self.swap_space.release(copy.blocks)
@@ -541,20 +479,10 @@ class Scheduler:
             return False
         self.blocks.take_behind_window(request)
         request.swapped = None
-        self._plan_swap_in(step, request, copy, copy.first)
+        self._swapper.bring_back(request, copy, copy.first, step.swap_in)
         self.swap_space.release(copy.blocks)
         self._run(step, request)
         return True
-
-    def _plan_swap_in(
-        self, step: _Step, request: Request, copy: SwappedBlocks, num_matched: int
-    ) -> None:
-        cpu_blocks = copy.blocks[num_matched - copy.first :]
-        targets = request.block_table[num_matched : num_matched + len(cpu_blocks)]
-        step.swap_in += zip(cpu_blocks, targets, strict=True)
-        request.num_computed = max(request.num_computed, copy.num_computed)
-        request.account.swapped_in_blocks += len(cpu_blocks)
-        self.counters.swapped_in_blocks += len(cpu_blocks)
 
     # -- the one exit -----------------------------------------------------------------
 

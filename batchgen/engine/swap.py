@@ -1,4 +1,20 @@
-"""Bookkeeping of the CPU pool that preempted requests' private blocks are copied to."""
+"""Swap as a second tier: what a request that makes room takes to the CPU pool and back."""
+
+from enum import StrEnum
+
+from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.costs import PreemptionCosts
+from batchgen.engine.counters import SchedulerCounters
+from batchgen.engine.plan_builder import Copies
+from batchgen.engine.request import Request, SwappedBlocks
+
+
+class PreemptionPolicy(StrEnum):
+    """What happens to the KV of a request that makes room; auto is what costs less."""
+
+    AUTO = "auto"
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
 
 
 class SwapSpace:
@@ -22,3 +38,62 @@ class SwapSpace:
     def release(self, blocks: list[int]) -> None:
         """Return blocks."""
         self._free.extend(blocks)
+
+
+class Swapper:
+    """Moves requests' private blocks between the pool and the CPU pool, on paper.
+
+    The copies themselves go into the step plan.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        space: SwapSpace,
+        policy: PreemptionPolicy,
+        costs: PreemptionCosts,
+        counters: SchedulerCounters,
+    ) -> None:
+        self._blocks = blocks
+        self._space = space
+        self._policy = policy
+        self._costs = costs
+        self._counters = counters
+
+    def take_out(self, victim: Request, copies: Copies) -> bool:
+        """Plan copies of the private blocks to the CPU pool; False where recompute is to be.
+
+        Blocks that others hold stay with them and are matched again on the way back; where
+        a window has left the first ones nothing can be matched, and all go.
+        """
+        behind_window = victim.num_released > 0
+        first = victim.num_released if behind_window else self._blocks.first_private(victim)
+        last = self._blocks.blocks_for(victim.num_computed)
+        private = victim.block_table[first:last]
+        if not private or not self._prefers_swap(victim, first, len(private)):
+            return False
+        cpu_blocks = self._space.allocate(len(private))
+        if cpu_blocks is None:
+            return False
+        victim.swapped = SwappedBlocks(first, cpu_blocks, victim.num_computed, behind_window)
+        copies += zip(private, cpu_blocks, strict=True)
+        victim.account.swapped_out_blocks += len(private)
+        self._counters.swapped_out_blocks += len(private)
+        return True
+
+    def bring_back(
+        self, request: Request, swapped: SwappedBlocks, num_matched: int, copies: Copies
+    ) -> None:
+        """Plan copies from the CPU pool behind the blocks that the request has already."""
+        cpu_blocks = swapped.blocks[num_matched - swapped.first :]
+        targets = request.block_table[num_matched : num_matched + len(cpu_blocks)]
+        copies += zip(cpu_blocks, targets, strict=True)
+        request.num_computed = max(request.num_computed, swapped.num_computed)
+        request.account.swapped_in_blocks += len(cpu_blocks)
+        self._counters.swapped_in_blocks += len(cpu_blocks)
+
+    def _prefers_swap(self, victim: Request, first: int, num_blocks: int) -> bool:
+        if self._policy is PreemptionPolicy.AUTO:
+            num_tokens = victim.num_computed - first * self._blocks.block_size
+            return self._costs.swap_is_cheaper(num_blocks, num_tokens)
+        return self._policy is PreemptionPolicy.SWAP

@@ -15,12 +15,11 @@ from batchgen.engine.eviction import Future
 from batchgen.engine.ledger import DebugLedger
 from batchgen.engine.loop import Engine, Executor
 from batchgen.engine.scheduler import (
-    PreemptionPolicy,
     Scheduler,
     SchedulerLimits,
 )
 from batchgen.engine.stopping import StopRules
-from batchgen.engine.swap import SwapSpace
+from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.errors import UsageError
 from batchgen.job.inputs import model_source
 from batchgen.runtime.debug import DebugExecutor

@@ -17,6 +17,8 @@ import torch
 
 # Scores computed at a time, in elements, where torch's fused attention cannot be used.
 _MAX_SCORES = 1 << 21
+# Elements of a mask for the fused one, which wants it written out for every query head.
+_MAX_BIAS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +56,21 @@ class OwnKeys:
     unused: torch.Tensor
     _biases: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def bias(self, group: int) -> torch.Tensor:
-        """Give what to add to the scores: [R, 1, n * G, C] float32, the same in every layer."""
-        if group not in self._biases:
-            num_rows, n, num_keys = self.hidden.shape
-            bias = torch.zeros(self.hidden.shape, device=self.hidden.device)
-            bias.masked_fill_(self.hidden, float("-inf"))
-            wide = bias[:, None, :, None].expand(-1, -1, -1, group, -1)
-            self._biases[group] = wide.reshape(num_rows, 1, n * group, num_keys)
-        return self._biases[group]
+    def bias(self, group: int, queries: slice) -> torch.Tensor:
+        """Give what to add to some queries' scores: [R, 1, q * G, C] float32.
+
+        It is the same in every layer; that of all queries at once is kept.
+        """
+        hidden = self.hidden[:, queries]
+        is_whole = hidden.shape == self.hidden.shape
+        if is_whole and group in self._biases:
+            return self._biases[group]
+        bias = torch.zeros(hidden.shape, device=hidden.device)
+        bias.masked_fill_(hidden, float("-inf"))
+        wide = bias[:, None, :, None].expand(-1, -1, -1, group, -1).flatten(2, 3)
+        if is_whole:
+            self._biases[group] = wide
+        return wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +131,12 @@ def _attend_own(
 ) -> None:
     """Fill ``out`` [T, Hkv, G, Dv] and ``lse`` [T, Hkv, G] of some rows from their own keys."""
     num_rows, n = rows.tokens.shape
-    num_kv_heads, group = query.shape[1:3]
     key, value = (_gather(cache, rows) for cache in (key_cache, value_cache))
     chosen = query.index_select(0, rows.tokens.flatten()).view(num_rows, n, *query.shape[1:])
-    heads = chosen.transpose(1, 2).reshape(num_rows, num_kv_heads, n * group, -1)
-    mixed, sums = attention(heads, key, value, rows.bias(group))
+    mixed, sums = attention(chosen.transpose(1, 2), key, value, rows)
     places = rows.tokens.flatten().index_select(0, rows.real)
-    for target, result in ((out, mixed), (lse, sums[..., None])):
-        by_token = result.view(num_rows, num_kv_heads, n, group, -1).transpose(1, 2)
-        flat = by_token.reshape(num_rows * n, *target.shape[1:])
+    for target, result in ((out, mixed), (lse, sums)):
+        flat = result.transpose(1, 2).reshape(num_rows * n, *target.shape[1:])
         target.index_copy_(0, places, flat.index_select(0, rows.real))
 
 
@@ -154,16 +159,13 @@ def _join_segment(
 ) -> None:
     """Attend a range of tokens to a segment and join the result to theirs."""
     tokens = slice(segment.first_token, segment.end_token)
-    num_tokens, num_kv_heads, group, _ = query[tokens].shape
     # [1, Hkv, P, D] views with strides.
     key, value = (
         cache.index_select(0, segment.blocks).flatten(0, 1).float().transpose(0, 1)[None]
         for cache in (key_cache, value_cache)
     )
-    heads = query[tokens].transpose(0, 1).reshape(1, num_kv_heads, num_tokens * group, -1)
-    mixed, sums = attention(heads, key, value, None)
-    mixed = mixed.view(num_kv_heads, num_tokens, group, -1).transpose(0, 1)
-    other = sums.view(num_kv_heads, num_tokens, group).transpose(0, 1)
+    found = attention(query[tokens].transpose(0, 1)[None], key, value, None)
+    mixed, other = (result[0].transpose(0, 1) for result in found)
     joined = torch.logaddexp(lse[tokens], other)
     out[tokens].mul_((lse[tokens] - joined).exp_()[..., None])
     out[tokens].addcmul_(mixed, (other - joined).exp_()[..., None])
@@ -182,52 +184,80 @@ class _Attention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        bias: torch.Tensor | None,
+        rows: OwnKeys | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend [R, H, Q, D] queries to [R, H, C, D] keys.
+        """Attend [R, H, n, G, D] queries to [R, H, C, D] keys, a bounded part at a time.
 
         Args:
-            query: float32, as all others.
-            key: in any strides.
+            query: float32, as all others, in any strides.
+            key: as many heads as the queries have groups.
             value: [R, H, C, Dv].
-            bias: [R, 1, Q, C] added to the scores, or None.
+            rows: says what is hidden; None where nothing is.
 
         Returns:
-            [R, H, Q, Dv] and the [R, H, Q] log-sum-exp of the scores.
+            [R, H, n, G, Dv] and the [R, H, n, G] log-sum-exp of the scores.
         """
-        plain = self.softcap is None and query.shape[-1] == value.shape[-1]
-        if plain and query.device.type == "cpu":
-            # What torch's own scaled_dot_product_attention calls; it alone gives the sums.
-            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, 0.0, False, attn_mask=bias, scale=self.scale
-            )
-            return out, lse
-        piece = max(1, _MAX_SCORES // (query.shape[0] * query.shape[1] * key.shape[2]))
+        num_rows, num_heads, n, group, size = query.shape
+        is_fused = self.softcap is None and size == value.shape[-1] and query.device.type == "cpu"
+        of_one_query = num_rows * group * key.shape[2]
+        if is_fused:
+            piece = n if rows is None else _MAX_BIAS // of_one_query
+        else:
+            piece = _MAX_SCORES // (num_heads * of_one_query)
+        attend = self._fused if is_fused else self._explicit
+        piece = max(1, piece)
         parts = [
-            self._explicit(
-                query[:, :, at : at + piece],
-                key,
-                value,
-                None if bias is None else bias[:, :, at : at + piece],
-            )
-            for at in range(0, query.shape[2], piece)
+            attend(query[:, :, at : at + piece], key, value, rows, slice(at, at + piece))
+            for at in range(0, n, piece)
         ]
+        if len(parts) == 1:
+            return parts[0]
         return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+
+    def _fused(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: OwnKeys | None,
+        queries: slice,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Use what torch's scaled_dot_product_attention calls; it alone gives the sums."""
+        group = query.shape[3]
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query.flatten(2, 3),
+            key,
+            value,
+            0.0,
+            False,
+            attn_mask=None if rows is None else rows.bias(group, queries),
+            scale=self.scale,
+        )
+        return _by_group(out, group), _by_group(lse, group)
 
     def _explicit(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        bias: torch.Tensor | None,
+        rows: OwnKeys | None,
+        queries: slice,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = torch.matmul(query * self.scale, key.transpose(2, 3))
+        group = query.shape[3]
+        scores = torch.matmul(query.flatten(2, 3) * self.scale, key.transpose(2, 3))
         if self.softcap is not None:
             scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
-        if bias is not None:
-            scores += bias
+        if rows is not None:
+            hidden = rows.hidden[:, None, queries, None]
+            _by_group(scores, group).masked_fill_(hidden, float("-inf"))
         highest = scores.amax(dim=-1, keepdim=True)
         weights = scores.sub_(highest).exp_()
         total = weights.sum(dim=-1, keepdim=True)
         out = torch.matmul(weights, value).div_(total)
-        return out, (total.log_() + highest)[..., 0]
+        lse = (total.log_() + highest)[..., 0]
+        return _by_group(out, group), _by_group(lse, group)
+
+
+def _by_group(tensor: torch.Tensor, group: int) -> torch.Tensor:
+    """View [R, H, n * G, ...] as [R, H, n, G, ...]."""
+    return tensor.view(*tensor.shape[:2], -1, group, *tensor.shape[3:])

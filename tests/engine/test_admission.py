@@ -9,7 +9,7 @@ from batchgen.engine.admission import Admission, AdmissionPolicy, OutputLengths
 from batchgen.engine.block_manager import BlockManager
 from batchgen.engine.costs import PreemptionCosts
 from batchgen.engine.request import Request
-from batchgen.engine.scheduler import PreemptionPolicy
+from batchgen.engine.swap import PreemptionPolicy
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
 from tests.fake_model import generate

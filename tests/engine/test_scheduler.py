@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.loop import Engine
 from batchgen.engine.request import FinishReason, Request
-from batchgen.engine.scheduler import PreemptionPolicy, Scheduler
+from batchgen.engine.scheduler import Scheduler
+from batchgen.engine.swap import PreemptionPolicy
 from batchgen.errors import RowErrorType
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all

@@ -27,8 +27,7 @@ from batchgen.engine.block_manager import BlockManager
 from batchgen.engine.blocks import BlockPool
 from batchgen.engine.prefix_index import PrefixIndex
 from batchgen.engine.request import Request
-from batchgen.engine.scheduler import PreemptionPolicy, Scheduler
-from batchgen.engine.swap import SwapSpace
+from batchgen.engine.swap import PreemptionPolicy, Swapper, SwapSpace
 from batchgen.errors import EngineError, RowError, RowErrorType
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
@@ -254,15 +253,22 @@ def _give_two_rows_the_same_swap_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def _swap_in_another_rows_blocks(patch: pytest.MonkeyPatch) -> None:
-    sound = Scheduler._plan_swap_in
+    sound_out, sound_back = Swapper.take_out, Swapper.bring_back
+    victims: list[Any] = []
 
-    def plan_swap_in(self: Scheduler, step: Any, request: Any, copy: Any, matched: int) -> None:
-        for other in self.swapped:
-            if other is not request and len(other.swapped.blocks) >= len(copy.blocks):
-                copy = replace(copy, blocks=other.swapped.blocks[: len(copy.blocks)])
-        sound(self, step, request, copy, matched)
+    def take_out(self: Swapper, victim: Any, copies: Any) -> bool:
+        victims.append(victim)
+        return sound_out(self, victim, copies)
 
-    patch.setattr(Scheduler, "_plan_swap_in", plan_swap_in)
+    def bring_back(self: Swapper, request: Any, swapped: Any, matched: int, copies: Any) -> None:
+        for other in victims:
+            blocks = other.swapped.blocks if other.swapped else []
+            if other is not request and len(blocks) >= len(swapped.blocks):
+                swapped = replace(swapped, blocks=blocks[: len(swapped.blocks)])
+        sound_back(self, request, swapped, matched, copies)
+
+    patch.setattr(Swapper, "take_out", take_out)
+    patch.setattr(Swapper, "bring_back", bring_back)
 
 
 def _publish_a_block_before_it_is_full(patch: pytest.MonkeyPatch) -> None:

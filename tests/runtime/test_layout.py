@@ -1,13 +1,18 @@
 """Shared-prefix attention over layouts found from block tables, against row by row."""
 
+from itertools import product
+from unittest.mock import patch
+
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine.step import StepPlan
+from batchgen.kernels import cascade as cascade_module
 from batchgen.kernels.cascade import cascade_attention
 from batchgen.kernels.reference import AttentionOptions, paged_attention
+from batchgen.runtime import layout as layout_module
 from batchgen.runtime.layout import SharedPrefix, cascade_layout
 from tests.sample_batch import sample_batch
 
@@ -75,9 +80,14 @@ def test_cascade_equals_row_by_row_on_any_step(step, heads, data: st.DataObject)
         torch.from_numpy(plan.block_tables.astype(np.int64)),
         AttentionOptions(0.5, softcap=softcap),
     )
-    for sharing in SharedPrefix:
-        layout = cascade_layout(plan, size, torch.device("cpu"), sharing)
-        out = cascade_attention(query, keys, values, layout, scale=0.5, softcap=softcap)
+    # The fused attention in one piece and in many; from all reads on, from some, from none.
+    for sharing, reads, bias in product(SharedPrefix, (1, 12), (1 << 24, 40)):
+        with (
+            patch.object(layout_module, "_MIN_SHARED_READS", reads),
+            patch.object(cascade_module, "_MAX_BIAS", bias),
+        ):
+            layout = cascade_layout(plan, size, torch.device("cpu"), sharing)
+            out = cascade_attention(query, keys, values, layout, scale=0.5, softcap=softcap)
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
