@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from compare_outputs import Judge, first_difference
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from batchgen.engine.admission import AdmissionPolicy
+from batchgen.engine.request import Request
+from batchgen.engine.step import SampleBatch
 from batchgen.engine.swap import PreemptionPolicy
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine, make_requests, make_scheduler, run_all
 from tests.realdata import real_prompt_ids
+from tests.sample_batch import OneSample, sample_batch
 
 # Two logits closer than this may change places by rounding alone.
 NEAR_TIE = 1e-4
@@ -136,6 +140,23 @@ def test_tokens_equal_generate_when_rows_are_preempted(reference, loaded, preemp
         assert counters.swapped_in_blocks + counters.recomputed_tokens > 0
 
 
+def _judge(reference: Reference) -> Judge:
+    """Tells whether rounding of a logit by ``NEAR_TIE`` changes what a random row draws."""
+
+    @torch.inference_mode()
+    def next_logits(request: Request) -> torch.Tensor:
+        ids = torch.tensor([request.token_ids.tolist()])
+        return reference.model(input_ids=ids).logits[0, -1]
+
+    def next_sample(request: Request) -> SampleBatch:
+        sample = OneSample(
+            request.params, key=request.noise_key, position=request.num_output_tokens
+        )
+        return sample_batch([sample])
+
+    return Judge(next_logits, next_sample, NEAR_TIE)
+
+
 def test_four_samples_of_each_prompt_fork_and_equal_a_run_without_a_cache(
     reference, loaded
 ) -> None:
@@ -154,7 +175,18 @@ def test_four_samples_of_each_prompt_fork_and_equal_a_run_without_a_cache(
             # four tokens stand behind the last whole block it may compute those.
             forks = [request for i, request in enumerate(finished) if i % 4]
             assert all(r.num_prompt_tokens - r.account.cached_tokens <= 4 for r in forks)
-    assert outputs[True] == outputs[False]
+    near_ties = []
+    for row, (ours, theirs) in enumerate(zip(outputs[True], outputs[False], strict=True)):
+        at = first_difference(ours, theirs)
+        if at is not None:
+            request = make_requests(four, params)[row]
+            request.token_ids.extend(theirs[:at])
+            gap, is_near_tie = _judge(reference).look(request, (ours[at], theirs[at]))
+            assert is_near_tie, f"row {row} differs at token {at}, the logits by {gap}"
+            near_ties.append(f"row {row} token {at}")
+    # Noise that falls on the border between two tokens is rare.
+    assert len(near_ties) <= len(four) // 8
+    print(f"\n{len(four)} random rows equal; near-ties: {near_ties or 'none'}")
     for row in range(0, len(four), 4):
         samples = outputs[True][row : row + 4]
         assert len({tuple(tokens) for tokens in samples}) > 1
