@@ -35,6 +35,7 @@ class Attention(StrEnum):
 
     auto = "auto"
     torch = "torch"
+    native = "native"
 
 
 class SharedPrefixAttention(StrEnum):
@@ -268,7 +269,10 @@ class EngineConfig:
     max_num_batched_tokens: int | None = field(
         default=None, metadata={"help": "most tokens in one step (none: by device)"}
     )
-    attention: Attention = field(default=Attention.auto, metadata={"help": "the attention backend"})
+    attention: Attention = field(
+        default=Attention.auto,
+        metadata={"help": "the attention backend (auto: the fastest that works on the device)"},
+    )
     shared_prefix_attention: SharedPrefixAttention = field(
         default=SharedPrefixAttention.auto,
         metadata={"help": "attend to a shared prefix once for all its rows (auto: where it pays)"},

@@ -52,10 +52,14 @@ SCOPES: dict[str, tuple[str, ...]] = {
         "batchgen.engine.scheduler:Scheduler.schedule",
         "batchgen.engine.scheduler:Scheduler.commit",
     ),
-    "layout": ("batchgen.runtime.attention:cascade_layout",),
+    "layout": ("batchgen.runtime.torch_attention:cascade_layout",),
     "attention: shared": ("batchgen.kernels.cascade:_join_segment",),
     "attention: own": ("batchgen.kernels.cascade:_attend_own",),
-    "attention: rest": ("batchgen.runtime.attention:StepAttention.attend",),
+    "attention: kernel": ("batchgen.runtime.native_attention:native_paged_attention",),
+    "attention: rest": (
+        "batchgen.runtime.native_attention:_NativeStep.attend",
+        "batchgen.runtime.torch_attention:_TorchStep.attend",
+    ),
     "sampling": ("batchgen.runtime.executor:sample",),
     "swap and copies": (
         "batchgen.runtime.kv_cache:KVCache.swap_out",

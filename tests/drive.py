@@ -18,6 +18,8 @@ from batchgen.engine.scheduler import (
 from batchgen.engine.step import IntArray
 from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import PreemptionPolicy, SwapSpace
+from batchgen.runtime.attention import AttentionBackend
+from batchgen.runtime.backends import AttentionName, choose_attention
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import LoadedModel
@@ -96,7 +98,22 @@ class CheckedExecutor:
         return self._executor.execute(plan)
 
 
-def make_engine(loaded: LoadedModel, scheduler: Scheduler) -> Engine:
+def make_attention(
+    loaded: LoadedModel, name: AttentionName = AttentionName.AUTO, **given: Any
+) -> AttentionBackend:
+    """The attention that a job would get; it must not have to do without a compiler."""
+    notes: list[str] = []
+    model = loaded.model
+    backend = choose_attention(
+        name, loaded.layers, model.device, model.dtype, say=notes.append, **given
+    )
+    assert not notes, notes
+    return backend
+
+
+def make_engine(
+    loaded: LoadedModel, scheduler: Scheduler, attention: AttentionBackend | None = None
+) -> Engine:
     """An engine over a loaded model whose unwritten and freed slots hold NaN."""
     manager = scheduler.blocks
     cache = KVCache(
@@ -107,7 +124,8 @@ def make_engine(loaded: LoadedModel, scheduler: Scheduler) -> Engine:
         dtype=loaded.model.dtype,
         device=torch.device("cpu"),
     )
-    executor: Executor = CheckedExecutor(ModelExecutor(loaded.model, cache), scheduler)
+    model_executor = ModelExecutor(loaded.model, cache, attention or make_attention(loaded))
+    executor: Executor = CheckedExecutor(model_executor, scheduler)
     return Engine(scheduler, executor)
 
 

@@ -23,6 +23,8 @@ from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.errors import UsageError
 from batchgen.job.inputs import model_source
 from batchgen.runtime.debug import DebugExecutor
+from batchgen.runtime.attention import AttentionBackend
+from batchgen.runtime.backends import AttentionName, choose_attention
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import (
     KVCache,
@@ -100,14 +102,23 @@ def build_engine(
         loaded: its model.
         future: what the plan knows of the rows to come; None evicts what was used longest
             ago.
-        say: takes what ``engine.debug`` prints.
+        say: takes what ``engine.debug`` prints, and notes for the user.
 
     Raises:
-        UsageError: memory leaves no room for a pool.
+        UsageError: memory leaves no room for a pool, or ``engine.attention`` does not work
+            here.
     """
     device = loaded.model.device
     step_tokens = step_token_budget(config, device.type)
-    ledger = size_pool(config, loaded, step_tokens)
+    attention = choose_attention(
+        AttentionName(config.engine.attention.value),
+        loaded.layers,
+        device,
+        loaded.model.dtype,
+        SharedPrefix(config.engine.shared_prefix_attention.value),
+        say=say,
+    )
+    ledger = size_pool(config, loaded, attention, step_tokens)
     cache = KVCache(
         loaded.layers,
         ledger.num_blocks,
@@ -116,8 +127,7 @@ def build_engine(
         dtype=loaded.model.dtype,
         device=device,
     )
-    sharing = SharedPrefix(config.engine.shared_prefix_attention.value)
-    model_executor = ModelExecutor(loaded.model, cache, sharing)
+    model_executor = ModelExecutor(loaded.model, cache, attention)
     window = window_of_all(loaded.layers)
     scheduler = Scheduler(
         BlockManager(
@@ -164,7 +174,9 @@ def preemption_policy(config: Config, ledger: Ledger) -> PreemptionPolicy:
     return PreemptionPolicy(config.engine.preemption.value)
 
 
-def size_pool(config: Config, loaded: LoadedModel, step_tokens: int) -> Ledger:
+def size_pool(
+    config: Config, loaded: LoadedModel, attention: AttentionBackend, step_tokens: int
+) -> Ledger:
     """Count the blocks that memory holds.
 
     Raises:
@@ -176,6 +188,7 @@ def size_pool(config: Config, loaded: LoadedModel, step_tokens: int) -> Ledger:
     if device.type == "cuda":
         activations = activation_bytes(
             loaded,
+            attention,
             num_tokens=step_tokens,
             num_rows=config.engine.max_num_seqs,
             block_size=pool.block_size,

@@ -1,16 +1,13 @@
-"""Our attention, as transformers calls it from the stock model's layers."""
+"""The seam between the stock model's layers and an attention of ours."""
 
 from typing import Protocol
 
-import numpy as np
 import torch
 from transformers import AttentionInterface
 
 from batchgen.engine.step import StepPlan
-from batchgen.kernels.cascade import cascade_attention
-from batchgen.kernels.reference import AttentionOptions, paged_attention, store_kv
+from batchgen.kernels.reference import AttentionOptions
 from batchgen.runtime.kv_cache import KVCache
-from batchgen.runtime.layout import SharedPrefix, cascade_layout
 
 # Not "flash", "paged|" or "a/b": transformers reads a meaning into those names.
 ATTENTION_NAME = "batchgen"
@@ -88,50 +85,14 @@ def attention_forward(
 AttentionInterface.register(ATTENTION_NAME, attention_forward)
 
 
-class StepAttention:
-    """Paged attention of one step: stores the new K and V, then attends to the pool."""
+class AttentionBackend(Protocol):
+    """A way to attend to the paged pool.
 
-    def __init__(
-        self, plan: StepPlan, cache: KVCache, device: torch.device, sharing: SharedPrefix
-    ) -> None:
-        self._cache = cache
-        self._layout = cascade_layout(plan, cache.block_size, device, sharing)
-        self._slots = torch.from_numpy(plan.slots).to(device)
-        self._block_tables = torch.from_numpy(plan.block_tables.astype(np.int64)).to(device)
-        self._query_starts = plan.query_starts.tolist()
-        self._context_lens = plan.context_lens.tolist()
+    Attributes:
+        name: for users.
+    """
 
-    def attend(
-        self,
-        layer: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-        extra: dict[str, object],
-    ) -> torch.Tensor:
-        """See :meth:`LayerAttention.attend`."""
-        index = layer.layer_idx
-        assert isinstance(index, int)
-        keys, values = self._cache.keys[index], self._cache.values[index]
-        # All rows' K and V first: rows may share blocks that this step writes.
-        store_kv(keys, key, self._slots)
-        store_kv(values, value, self._slots)
-        if options.window is None and options.sinks is None:
-            return cascade_attention(
-                query,
-                keys,
-                values,
-                self._layout,
-                scale=options.scale,
-                softcap=options.softcap,
-            )
-        return paged_attention(
-            query,
-            keys,
-            values,
-            self._query_starts,
-            self._context_lens,
-            self._block_tables,
-            options,
-        )
+    name: str
+
+    def begin(self, plan: StepPlan, cache: KVCache) -> LayerAttention:
+        """Prepare what all layers of a step have in common."""

@@ -6,9 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from batchgen.engine.step import IntArray, StepPlan
-from batchgen.runtime.attention import StepAttention
+from batchgen.runtime.attention import AttentionBackend
 from batchgen.runtime.kv_cache import KVCache
-from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.sampler import sample
 
 
@@ -24,13 +23,13 @@ class ModelExecutor:
         self,
         model: PreTrainedModel,
         cache: KVCache,
-        sharing: SharedPrefix = SharedPrefix.AUTO,
+        attention: AttentionBackend,
     ) -> None:
         self.cache = cache
         self.swap_s = 0.0
         self._model = model
         self._device = model.device
-        self._sharing = sharing
+        self._attention = attention
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> IntArray:
@@ -57,7 +56,7 @@ class ModelExecutor:
             position_ids=torch.from_numpy(plan.positions).to(self._device)[None],
             use_cache=False,
             logits_to_keep=torch.from_numpy(wanted).to(self._device),
-            paged=StepAttention(plan, self.cache, self._device, self._sharing),
+            paged=self._attention.begin(plan, self.cache),
         )
         logits: torch.Tensor = output.logits[0, : len(plan.samples)]
         return logits.float()

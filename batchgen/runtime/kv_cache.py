@@ -16,12 +16,14 @@ class LayerGeometry:
 
     Attributes:
         window: tokens that a query sees, its own included; None is all.
+        group: query heads that read a key/value head.
     """
 
     num_kv_heads: int
     key_size: int
     value_size: int
     window: int | None = None
+    group: int = 1
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of K and V of one token in this layer."""

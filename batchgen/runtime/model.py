@@ -180,11 +180,12 @@ def load_model(
     if dtype == "auto" and device.type == "cpu":
         chosen = torch.float32
     model = _load_weights(source, chosen).eval().to(device)
+    layers = probe(model)
     if can_pack(device, model.dtype):
-        pack_linears(model)
+        pack_linears(model, lambda: probe(model))
     return LoadedModel(
         model=model,
-        layers=probe(model),
+        layers=layers,
         eos_token_ids=eos_ids(config, getattr(model, "generation_config", None)),
         max_model_len=resolve_max_model_len(config, max_model_len),
         vocab_size=config.vocab_size,
@@ -271,7 +272,11 @@ class _Probe:
             return query
         self.calls.append(index)
         self.layers[index] = LayerGeometry(
-            key.shape[1], key.shape[2], value.shape[2], options.window
+            num_kv_heads=key.shape[1],
+            key_size=key.shape[2],
+            value_size=value.shape[2],
+            window=options.window,
+            group=query.shape[1] // key.shape[1],
         )
         self.unknown |= {
             name for name, given in extra.items() if given is not None and name not in _HARMLESS

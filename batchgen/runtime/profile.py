@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from batchgen.engine.step import SampleBatch, StepPlan
+from batchgen.runtime.attention import AttentionBackend
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import LoadedModel
@@ -46,7 +47,12 @@ def full_step(num_tokens: int, num_rows: int, block_size: int) -> StepPlan:
 
 
 def activation_bytes(
-    loaded: LoadedModel, *, num_tokens: int, num_rows: int, block_size: int
+    loaded: LoadedModel,
+    attention: AttentionBackend,
+    *,
+    num_tokens: int,
+    num_rows: int,
+    block_size: int,
 ) -> int:
     """Run the largest step once on the GPU and give the peak above what was held before."""
     device = loaded.model.device
@@ -61,7 +67,8 @@ def activation_bytes(
     )
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    ModelExecutor(loaded.model, cache).execute(full_step(num_tokens, num_rows, block_size))
+    executor = ModelExecutor(loaded.model, cache, attention)
+    executor.execute(full_step(num_tokens, num_rows, block_size))
     peak = torch.cuda.max_memory_allocated(device) - before
     del cache
     torch.cuda.empty_cache()

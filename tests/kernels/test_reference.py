@@ -7,27 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.kernels.reference import AttentionOptions, paged_attention, store_kv
-
-
-def _dense(query, key, value, options: AttentionOptions) -> torch.Tensor:
-    """One row in float64: [n, Hq, D] queries are the last of C tokens."""
-    query, key, value = query.double(), key.double(), value.double()
-    n, heads, _ = query.shape
-    out = torch.empty(n, heads, value.shape[-1], dtype=torch.float64)
-    group = heads // key.shape[1]
-    for i in range(n):
-        position = key.shape[0] - n + i
-        lowest = 0 if options.window is None else max(0, position - options.window + 1)
-        for h in range(heads):
-            scores = key[lowest : position + 1, h // group] @ query[i, h] * options.scale
-            if options.softcap is not None:
-                scores = options.softcap * torch.tanh(scores / options.softcap)
-            weights = scores.exp()
-            total = weights.sum()
-            if options.sinks is not None:
-                total = total + options.sinks[h].double().exp()
-            out[i, h] = weights / total @ value[lowest : position + 1, h // group]
-    return out
+from tests.dense_attention import dense_attention
 
 
 def _check(rng, heads, kv_heads, size, rows, options, head_size=8, value_size=8) -> None:
@@ -51,7 +31,7 @@ def _check(rng, heads, kv_heads, size, rows, options, head_size=8, value_size=8)
         store_kv(values, value, slots)
         query = torch.tensor(rng.normal(size=(n, heads, head_size)), dtype=torch.float32)
         queries.append(query)
-        expected.append(_dense(query, key, value, options))
+        expected.append(dense_attention(query, key, value, options))
     starts = [0, *np.cumsum([n for _, n in rows]).tolist()]
     out = paged_attention(
         torch.cat(queries), keys, values, starts, [c for c, _ in rows],

@@ -8,6 +8,7 @@ from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import ModelSource, load_model
 from batchgen.runtime.profile import full_step
+from tests.drive import make_attention
 from tests.tiny_models import save
 
 
@@ -23,7 +24,7 @@ def test_the_largest_step_fills_the_budget_and_samples_every_row(tmp_path: Path)
     cache = KVCache(
         loaded.layers, 10, 4, num_swap_blocks=0, dtype=torch.float32, device=torch.device("cpu")
     )
-    tokens = ModelExecutor(loaded.model, cache).execute(plan)
+    tokens = ModelExecutor(loaded.model, cache, make_attention(loaded)).execute(plan)
     assert len(tokens) == 8
     assert None not in tokens
 

@@ -1,0 +1,118 @@
+"""Compiles C for this very machine and loads it; what was compiled once is kept.
+
+Triton and torch.compile do the same when they are first used. Nothing is linked against
+OpenMP: its calls find the library that torch has loaded, so that a kernel runs on torch's own
+threads and does not fight with them for the cores.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    # The vectors are written out; the compiler's own attempts use up their registers.
+    "-fno-tree-vectorize",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fPIC",
+)
+_COMPILERS = ("gcc", "cc", "clang")
+
+
+class NativeCompileError(RuntimeError):
+    """There is no compiler here, or it does not take the source."""
+
+
+def load_library(source: Path, defines: Mapping[str, int]) -> ctypes.CDLL:
+    """Compile a source file, unless that was done before, and load it.
+
+    Args:
+        source: a C file.
+        defines: macros that specialise it.
+
+    Raises:
+        NativeCompileError: no compiler, or it failed; the message is for users.
+    """
+    compiler = _find_compiler()
+    macros = [f"-D{name}={value}" for name, value in defines.items()]
+    problems = []
+    # Threads first; a compiler whose threads are not torch's compiles for one.
+    for threading in (["-fopenmp"], []):
+        flags = [*_FLAGS, *threading, *macros]
+        try:
+            return ctypes.CDLL(str(_compiled(compiler, source, flags)))
+        except OSError as error:
+            problems.append(str(error))
+        except subprocess.CalledProcessError as error:
+            problems.append(error.stderr.strip()[-500:])
+    raise NativeCompileError(f"{compiler} cannot compile for this machine: {problems[-1]}")
+
+
+def _find_compiler() -> str:
+    for name in (os.environ.get("CC", ""), *_COMPILERS):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    raise NativeCompileError(
+        "there is no C compiler (gcc or clang); set CC where it has another name"
+    )
+
+
+def _compiled(compiler: str, source: Path, flags: Sequence[str]) -> Path:
+    text = source.read_bytes()
+    identity = "\0".join([compiler, _version(compiler), _processor(), *flags])
+    digest = hashlib.sha256(text + identity.encode()).hexdigest()[:16]
+    folder = _cache_folder()
+    library = folder / f"{source.stem}-{digest}.so"
+    if library.exists():
+        return library
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        built, shared = Path(scratch) / "kernel.o", Path(scratch) / "kernel.so"
+        _run([compiler, *flags, "-c", str(source), "-o", str(built)])
+        # On its own, without -fopenmp: no second OpenMP library beside torch's.
+        _run([compiler, "-shared", str(built), "-o", str(shared), "-lm"])
+        shared.replace(library)
+    return library
+
+
+def _run(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+@cache
+def _version(compiler: str) -> str:
+    answer = subprocess.run([compiler, "--version"], check=False, capture_output=True, text=True)
+    return answer.stdout
+
+
+@cache
+def _processor() -> str:
+    """Name what ``-march=native`` stands for: a home directory may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
+
+
+@cache
+def _cache_folder() -> Path:
+    """Give a directory of the user's own; one for this process alone where that fails."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "batchgen"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="batchgen-"))
