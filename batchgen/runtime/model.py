@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from batchgen.errors import UsageError
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.runtime.attention import ATTENTION_NAME
+from batchgen.runtime.fused import can_fuse, fuse_elementwise
 from batchgen.runtime.kv_cache import LayerGeometry
 from batchgen.runtime.packed_linear import can_pack, pack_linears, packed_bytes
 
@@ -183,6 +184,8 @@ def load_model(
     layers = probe(model)
     if can_pack(device, model.dtype):
         pack_linears(model, lambda: probe(model))
+    if can_fuse(device, model.dtype):
+        fuse_elementwise(model)
     return LoadedModel(
         model=model,
         layers=layers,

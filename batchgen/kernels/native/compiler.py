@@ -19,8 +19,6 @@ from pathlib import Path
 _FLAGS = (
     "-O3",
     "-march=native",
-    # The vectors are written out; the compiler's own attempts use up their registers.
-    "-fno-tree-vectorize",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fPIC",
@@ -32,12 +30,15 @@ class NativeCompileError(RuntimeError):
     """There is no compiler here, or it does not take the source."""
 
 
-def load_library(source: Path, defines: Mapping[str, int]) -> ctypes.CDLL:
+def load_library(
+    source: Path, defines: Mapping[str, int], flags: Sequence[str] = ()
+) -> ctypes.CDLL:
     """Compile a source file, unless that was done before, and load it.
 
     Args:
         source: a C file.
         defines: macros that specialise it.
+        flags: more flags for the compiler.
 
     Raises:
         NativeCompileError: no compiler, or it failed; the message is for users.
@@ -47,9 +48,10 @@ def load_library(source: Path, defines: Mapping[str, int]) -> ctypes.CDLL:
     problems = []
     # Threads first; a compiler whose threads are not torch's compiles for one.
     for threading in (["-fopenmp"], []):
-        flags = [*_FLAGS, *threading, *macros]
         try:
-            return ctypes.CDLL(str(_compiled(compiler, source, flags)))
+            return ctypes.CDLL(
+                str(_compiled(compiler, source, [*_FLAGS, *flags, *threading, *macros]))
+            )
         except OSError as error:
             problems.append(str(error))
         except subprocess.CalledProcessError as error:
@@ -68,7 +70,8 @@ def _find_compiler() -> str:
 
 
 def _compiled(compiler: str, source: Path, flags: Sequence[str]) -> Path:
-    text = source.read_bytes()
+    # Headers too: a change to one compiles everything anew.
+    text = b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
     identity = "\0".join([compiler, _version(compiler), _processor(), *flags])
     digest = hashlib.sha256(text + identity.encode()).hexdigest()[:16]
     folder = _cache_folder()

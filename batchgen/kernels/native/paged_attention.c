@@ -9,12 +9,11 @@
  * and is in the first-level cache for the rest of the tile. That is all there is to sharing.
  *
  * HEAD_SIZE (a multiple of 8) and GROUP (query heads to a key/value head) are given when it is
- * compiled. Vectors are of eight floats, whatever the machine's are.
+ * compiled.
  */
 #include <math.h>
-#include <stdint.h>
+#include "vectors.h"
 
-#define LANES 8
 #define CHUNKS (HEAD_SIZE / LANES)
 #define KEYS 32
 #define MAX_TILE 8
@@ -24,17 +23,6 @@
  * the 16 vector registers. */
 #define QUERIES (GROUP % 3 == 0 ? 3 : GROUP % 2 == 0 ? 2 : 1)
 #define SPAN (CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1)
-
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t lanes __attribute__((vector_size(4 * LANES)));
-
-#ifdef __clang__
-#define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
-#else
-#define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, (lanes){__VA_ARGS__})
-#endif
 
 /* What a query head has seen so far: l holds the sum of its weights in parts. */
 typedef struct {
@@ -54,34 +42,11 @@ typedef struct {
     int64_t window;
 } places;
 
-INLINE vec load(const float *at) { return *(const vec *)at; }
-INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x}; }
-INLINE vec choose(lanes mask, vec yes, vec no) {
-    return (vec)((mask & (lanes)yes) | (~mask & (lanes)no));
-}
-INLINE vec larger(vec x, vec y) { return choose(x > y, x, y); }
-
 INLINE float highest(vec x) {
     x = larger(x, SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
     x = larger(x, SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5));
     x = larger(x, SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6));
     return x[0];
-}
-
-/* The exponential of numbers that are not above zero (polynomial of Cephes, 2e-7). */
-INLINE vec exponential(vec x) {
-    x = choose(x < -87.0f, splat(-87.0f), x); /* not larger(): what is not a number stays so */
-    lanes n = __builtin_convertvector(x * 1.44269504f - 0.5f, lanes);
-    vec k = __builtin_convertvector(n, vec);
-    vec f = x - k * 0.693359375f + k * 2.12194440e-4f;
-    vec p = splat(1.9875691500e-4f);
-    p = p * f + 1.3981999507e-3f;
-    p = p * f + 8.3334519073e-3f;
-    p = p * f + 4.1665795894e-2f;
-    p = p * f + 1.6666665459e-1f;
-    p = p * f + 5.0000001201e-1f;
-    p = p * (f * f) + f + 1.0f;
-    return p * (vec)((n + 127) << 23);
 }
 
 INLINE vec pairs(vec x, vec y) {
@@ -214,7 +179,7 @@ INLINE void finish(const state *st, int64_t heads, float *out) {
         float total = 0;
         for (int i = 0; i < LANES; i++) total += st[h].l[i];
         for (int c = 0; c < CHUNKS; c++)
-            *(vec *)(out + h * HEAD_SIZE + c * LANES) = st[h].acc[c] / total;
+            store(out + h * HEAD_SIZE + c * LANES, st[h].acc[c] / total);
     }
 }
 

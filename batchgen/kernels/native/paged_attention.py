@@ -107,7 +107,9 @@ def prepare(head_size: int, group: int) -> None:
 
 @cache
 def _kernel(head_size: int, group: int) -> "ctypes._NamedFuncPointer":
-    library = load_library(_SOURCE, {"HEAD_SIZE": head_size, "GROUP": group})
+    # The vectors are written out: the compiler's own attempts would use up their registers.
+    flags = ["-fno-tree-vectorize"]
+    library = load_library(_SOURCE, {"HEAD_SIZE": head_size, "GROUP": group}, flags)
     kernel = library.paged_attention
     kernel.restype = None
     kernel.argtypes = [
