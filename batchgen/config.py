@@ -273,6 +273,10 @@ class EngineConfig:
         default=Attention.auto,
         metadata={"help": "the attention backend (auto: the fastest that works on the device)"},
     )
+    threads: int | None = field(
+        default=None,
+        metadata={"help": "threads of the model on a CPU (none: the cores the process may use)"},
+    )
     shared_prefix_attention: SharedPrefixAttention = field(
         default=SharedPrefixAttention.auto,
         metadata={"help": "attend to a shared prefix once for all its rows (auto: where it pays)"},

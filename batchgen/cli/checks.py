@@ -159,8 +159,15 @@ def _counts(config: Config) -> Iterator[str]:
     engine, log, max_rate = config.engine, config.log, config.errors.max_rate
     yield from _at_least("engine.max_num_seqs", engine.max_num_seqs, 1)
     yield from _at_least("engine.max_num_batched_tokens", engine.max_num_batched_tokens, 1)
+    yield from _at_least("engine.threads", engine.threads, 1)
     yield from _at_least("schedule.window_rows", config.schedule.window_rows, 1)
     yield from _at_least("output.rows_per_part", config.output.rows_per_part, 1)
+    for key, value in (
+        ("engine.stall_s", engine.stall_s),
+        ("budget.wall_time_s", config.budget.wall_time_s),
+    ):
+        if value is not None and not 0 < value < math.inf:
+            yield f"{key}={value} must be a positive number of seconds, or null."
     if not 0 < log.every_s < math.inf:
         yield f"log.every_s={log.every_s} must be a positive number of seconds."
     if max_rate is not None and not 0 <= max_rate <= 1:

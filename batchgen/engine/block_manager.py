@@ -120,7 +120,9 @@ class BlockManager:
         match = self.index.match(request.token_ids, self.block_size, most, step=self.step)
         new = self.blocks_for(self._tokens_to_hold(request, match)) - len(match.chain)
         unseen = self._num_unseen(len(match.chain) * self.block_size)
-        pinned = sum(self.pool.is_cached(node.block) for node in match.chain[unseen:])
+        counts = self.pool.ref_counts
+        # In the index and held by nobody: cached.
+        pinned = sum(not counts[node.block] for node in match.chain[unseen:])
         return Claim(match, unseen, new, pinned)
 
     def _num_unseen(self, num_computed: int) -> int:

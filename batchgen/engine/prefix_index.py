@@ -86,13 +86,15 @@ class PrefixIndex:
             step: the step being planned; what it writes itself is pending.
         """
         node, chain, start = self.root, [], 0
+        # Numbers are made once: slices of an array would make them anew for every block.
+        known = list(tokens[:max_tokens])
         while start + block_size <= max_tokens:
-            child = node.children.get(tuple(tokens[start : start + block_size]))
+            child = node.children.get(tuple(known[start : start + block_size]))
             if child is None:
                 break
             chain.append(child)
             node, start = child, start + block_size
-        rest = tuple(tokens[start : min(start + block_size, max_tokens)])
+        rest = tuple(known[start : start + block_size])
         return Match(chain, *_closest(node, rest, step))
 
     def add(

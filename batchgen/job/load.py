@@ -44,6 +44,7 @@ from batchgen.runtime.memory import (
 )
 from batchgen.runtime.model import LoadedModel, load_model, resolve_device
 from batchgen.runtime.profile import activation_bytes
+from batchgen.runtime.threads import use_threads
 
 # Tokens of a step: on a CPU about what keeps a layer's temporaries in the caches, on a
 # GPU enough to be bound by arithmetic.
@@ -80,6 +81,7 @@ def load_job_model(config: Config) -> LoadedModel:
     """
     # The phase is named already; a second bar would only break the log into pieces.
     disable_progress_bar()  # type: ignore[no-untyped-call]
+    use_threads(config.engine.threads)
     return load_model(
         model_source(config),
         dtype=config.model.dtype,

@@ -2,21 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from batchgen.engine.loop import Engine
-from batchgen.engine.step import IntArray
 from batchgen.errors import UsageError
 from batchgen.runtime.backends import AttentionName
 from batchgen.runtime.kv_cache import window_of_all
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.sampling import SamplingParams
 from tests.drive import make_attention, make_engine, make_requests, make_scheduler
+from tests.logits_recorder import LogitsRecorder
 from tests.tiny_models import FAMILIES, REFUSED, build, save
 
 BLOCK = 4
@@ -40,31 +38,13 @@ def _load(directory: Path) -> LoadedModel:
     )
 
 
-class _LogitsRecorder:
-    """Keeps the logits of every sampled position beside the tokens that led to it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.records: list[tuple[list[int], torch.Tensor]] = []
-        self._checked = engine._executor
-        self._scheduler = engine.scheduler
-
-    def execute(self, plan: Any) -> IntArray:
-        tokens = self._checked.execute(plan)
-        # The same plan again: writing the same K and V to the same slots changes nothing.
-        logits = self._checked._executor.logits(plan)
-        sampled = self._scheduler.running.requests(self._scheduler._sampled)
-        for request, values in zip(sampled, logits, strict=True):
-            self.records.append((request.token_ids.tolist(), values.clone()))
-        return tokens
-
-
 def _worst_error(directory: Path, backend: AttentionName = AttentionName.NATIVE) -> float:
     """Run a saved model through prefill, chunks, hits and decode; compare with eager."""
     loaded = _load(directory)
     window = window_of_all(loaded.layers)
     scheduler = make_scheduler(64, BLOCK, budget=11, window=window)
     engine = make_engine(loaded, scheduler, make_attention(loaded, backend))
-    recorder = _LogitsRecorder(engine)
+    recorder = LogitsRecorder(engine)
     engine._executor = recorder
     requests = make_requests(_prompts(), SamplingParams(max_tokens=6, ignore_eos=True))
     for _ in engine.run(requests):
