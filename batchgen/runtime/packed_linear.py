@@ -118,6 +118,11 @@ def pack_linears(model: torch.nn.Module, run: Callable[[], object]) -> None:
             group = next((group for group in shared if first in group), [first])
             names = [name for name, child in children.items() if child in group]
             _replace(parent, {name: children.pop(name) for name in names})
+    # Weights are read in place from the checkpoint's file: a single one of them that stays
+    # there would keep all of its pages.
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = tensor.data.clone()
 
 
 def _replace(parent: torch.nn.Module, linears: dict[str, torch.nn.Linear]) -> None:
