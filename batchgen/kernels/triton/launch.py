@@ -1,0 +1,55 @@
+"""A kernel's launch as a value: tests compile it ahead of time, callers run it."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Launch(NamedTuple):
+    """All that a kernel is started with.
+
+    Attributes:
+        kernel: the function that ``triton.jit`` made.
+        grid: programs along three axes.
+        arguments: the kernel's parameters by name.
+        warps: warps of a program.
+        stages: depth of the software pipeline.
+    """
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    arguments: Mapping[str, object]
+    warps: int = 4
+    stages: int = 1
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Options of the compiler; fusion is named because its default differs by release."""
+        return {
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+            "enable_fp_fusion": True,
+        }
+
+    def run(self) -> None:
+        """Start the kernel on the current stream."""
+        self.kernel[self.grid](**self.arguments, **self.options)
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """Divide, rounding up."""
+    return -(-number // divisor)
+
+
+def next_power_of_2(number: int, least: int = 1) -> int:
+    """Give the smallest power of two that is neither below ``number`` nor below ``least``."""
+    return max(least, 1 << (number - 1).bit_length())
+
+
+def device_capability(device: torch.device) -> int:
+    """Give a CUDA device's capability as one number, such as 90; 0 on the interpreter's CPU."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor

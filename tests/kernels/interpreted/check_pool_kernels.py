@@ -1,0 +1,109 @@
+"""Stores into the pool and copies of its blocks, in the interpreter."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchgen.kernels.triton.copy_blocks import BlockCopier
+from batchgen.kernels.triton.scales import KVScales
+from batchgen.kernels.triton.store_kv import store_kv
+from tests.paged_batch import Shape, make_pool
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Compare with NaN equal to itself."""
+    return torch.equal(a.float().nan_to_num(12345.0), b.float().nan_to_num(12345.0))
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_store_kv_writes_its_slots_and_nothing_else(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 10_000)))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+    shape = Shape(
+        kv_heads=data.draw(st.integers(1, 3)),
+        key_size=data.draw(st.sampled_from([8, 20, 80])),
+        value_size=data.draw(st.sampled_from([16, 12])),
+        block_size=data.draw(st.sampled_from([1, 4, 5])),
+        dtype=dtype,
+    )
+    caches = make_pool(9, shape)
+    expected = [cache.clone() for cache in caches]
+    num_tokens = data.draw(st.integers(0, 25))
+    slots = torch.tensor(rng.permutation(9 * shape.block_size)[:num_tokens], dtype=torch.int64)
+    slots[torch.tensor(rng.random(len(slots)) < 0.2)] = -1
+    new = []
+    for cache, target in zip(caches, expected, strict=True):
+        # Heads before tokens; one family's values are a slice of a fused projection.
+        whole = torch.tensor(rng.normal(size=(shape.kv_heads, len(slots), cache.shape[3] + 4)))
+        tensor = whole.to(dtype)[..., 4:].transpose(0, 1)
+        new.append(tensor)
+        for token, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                target[slot // shape.block_size, slot % shape.block_size] = tensor[token]
+    if data.draw(st.booleans()):
+        slots = slots.int()
+    store_kv(*new, *caches, slots)
+    for cache, target in zip(caches, expected, strict=True):
+        assert _same(cache, target)
+
+
+def _pool(rng: np.random.Generator, dtypes: list[torch.dtype]) -> list[torch.Tensor]:
+    """Layers of two geometries; the last ones' blocks stand apart."""
+    tensors = []
+    for dtype in dtypes:
+        dense = torch.tensor(rng.normal(size=(7, 4, 2, 6))).to(dtype)
+        apart = torch.tensor(rng.normal(size=(7, 2, 4, 3, 5))).to(dtype)
+        tensors += [dense, dense.clone().neg(), apart[:, 0], apart[:, 1]]
+    return tensors
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_copies_within_the_pool_touch_their_targets_only(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 10_000)))
+    pool = _pool(rng, data.draw(st.sampled_from([[torch.float32], [torch.bfloat16, torch.uint8]])))
+    sources, targets = np.split(rng.permutation(7)[:6], 2)
+    sources[rng.random(3) < 0.3] = -1
+    expected = [tensor.clone() for tensor in pool]
+    for tensor in expected:
+        for source, target in zip(sources, targets, strict=True):
+            if source >= 0:
+                tensor[target] = tensor[source]
+    pairs = torch.tensor(np.stack((sources, targets), 1))
+    BlockCopier(pool).copy(*pairs.unbind(1))
+    assert all(torch.equal(*both) for both in zip(pool, expected, strict=True))
+
+
+def test_blocks_survive_a_round_through_the_staging_buffer() -> None:
+    rng = np.random.default_rng(1)
+    pool = _pool(rng, [torch.float32, torch.float16])
+    before = [tensor.clone() for tensor in pool]
+    copier = BlockCopier(pool)
+    staging = copier.new_staging(4).fill_(255)
+    copier.gather(torch.tensor([5, -1, 0]), staging)
+    assert (staging[[1, 3]] == 255).all()
+    # Each row holds a block of every tensor, so that it can travel alone.
+    copier.scatter(staging[[2, 0]], torch.tensor([6, 3]))
+    for tensor, old in zip(pool, before, strict=True):
+        old[6], old[3] = old[0].clone(), old[5].clone()
+        assert torch.equal(tensor, old)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_an_fp8_pool_keeps_values_divided_by_their_scale(scale: float) -> None:
+    rng = np.random.default_rng(2)
+    # Exact in e4m3 at any scale that is a power of two, or beyond its largest number.
+    exact = torch.tensor(rng.integers(-16, 17, size=(6, 2, 16)), dtype=torch.float32) * scale
+    exact[0, 0, 0] = 1e6
+    pool = torch.zeros(3, 4, 2, 16, dtype=torch.float8_e4m3fn)
+    scales = torch.tensor([scale, 2 * scale])
+    store_kv(exact, -exact, pool, other := torch.zeros_like(pool), torch.arange(6),
+             KVScales(scales, scales))  # fmt: skip
+    kept = pool.flatten(0, 1)[:6].float() * scales[None, :, None]
+    assert kept[0, 0, 0] == 448 * scale
+    exact[0, 0, 0] = 448 * scale
+    assert torch.equal(kept, exact)
+    assert torch.equal(other.flatten(0, 1)[:6].float() * scales[None, :, None], -exact)
