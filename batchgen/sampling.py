@@ -1,12 +1,89 @@
 """How a row's tokens are chosen: the parameters, under vLLM's names, checked once."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 # One row cannot fill the plan's memory.
 MAX_SAMPLES = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What an output has to be; exactly one attribute is given.
+
+    Attributes:
+        choice: one of these texts.
+        regex: a text that the whole of this regular expression matches.
+        json: a JSON text that this JSON schema accepts; the schema is JSON in one line.
+    """
+
+    choice: tuple[str, ...] | None = None
+    regex: str | None = None
+    json: str | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self | None:
+        """Make one of named values; None where all of them are null.
+
+        Args:
+            values: ``choice`` a list of text, ``regex`` a text, ``json`` a schema or its text.
+
+        Raises:
+            ValueError: an unknown name, a value of the wrong type, or more than one value.
+        """
+        names = [field.name for field in fields(cls)]
+        unknown = sorted(set(values) - set(names))
+        if unknown:
+            raise ValueError(
+                f"structured.{unknown[0]} is none of structured.{', structured.'.join(names)}"
+            )
+        given = {name: value for name, value in values.items() if value is not None}
+        if len(given) > 1:
+            raise ValueError(
+                f"{' and '.join(f'structured.{name}' for name in given)} are both named, but an "
+                "output has one structure"
+            )
+        if not given:
+            return None
+        return cls(**{name: _structure(name, value) for name, value in given.items()})
+
+
+def _structure(name: str, value: Any) -> Any:
+    if name == "choice":
+        return _choice(value)
+    if name == "json":
+        return _schema(value)
+    if not isinstance(value, str):
+        raise ValueError(f"structured.{name} must be text, not {value!r}")
+    return value
+
+
+def _schema(value: Any) -> str:
+    """Give a schema as one line of JSON; its properties keep their order."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"structured.json is not JSON: {error}") from error
+    if not isinstance(value, dict | bool):
+        raise ValueError(f"structured.json must be a schema, which is an object, not {value!r}")
+    return json.dumps(value)
+
+
+def _choice(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"structured.choice must be a list of text, not {value!r}")
+    if not value:
+        raise ValueError("structured.choice is an empty list, which allows no output at all")
+    if not all(value):
+        raise ValueError("structured.choice holds an empty text")
+    repeated = next((text for text, count in Counter(value).items() if count > 1), None)
+    if repeated is not None:
+        raise ValueError(f"structured.choice names {repeated!r} twice")
+    return tuple(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +111,8 @@ class SamplingParams:
         frequency_penalty: subtracted once for each time a token was generated.
         repetition_penalty: divides (or multiplies, below zero) the logits of tokens
             seen in the prompt or the output; 1 is off.
+        structured: what the output has to be; None is any text.
+        score_choices: texts to give the probabilities of, instead of generating one.
     """
 
     n: int = 1
@@ -52,6 +131,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    structured: Structure | None = None
+    score_choices: tuple[str, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -101,6 +182,26 @@ class SamplingParams:
                 0 < self.repetition_penalty < float("inf"),
                 f"repetition_penalty={self.repetition_penalty} must be above 0",
             ),
+            (
+                self.structured is None or not self.ignore_eos,
+                "ignore_eos=true does not go with structured.*: such an output ends where its "
+                "structure does",
+            ),
+            (
+                len(self.score_choices) != 1
+                and len(set(self.score_choices)) == len(self.score_choices)
+                and all(self.score_choices),
+                f"score_choices={list(self.score_choices)} must be two or more different texts",
+            ),
+            (
+                not self.score_choices or (self.structured is None and self.is_greedy),
+                "score_choices generates nothing: it goes neither with structured.* nor with a "
+                "temperature",
+            ),
+            (
+                not self.score_choices or self.n == 1,
+                f"n={self.n} makes no sense with score_choices, which has one result a row",
+            ),
         )
         return next((message for holds, message in checks if not holds), None)
 
@@ -147,6 +248,10 @@ _DEFAULTS = SamplingParams()
 
 def _convert(name: str, value: Any, kind: type) -> Any:
     """Bring a JSON value to a parameter's type, without guessing."""
+    if name == "structured":
+        if not isinstance(value, dict):
+            raise ValueError(f'structured must be an object as in {{"choice": []}}, not {value!r}')
+        return Structure.of(value)
     if kind is tuple:
         items = [value] if isinstance(value, str | int) else value
         item_type = int if name == "stop_token_ids" else str

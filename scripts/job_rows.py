@@ -83,7 +83,13 @@ class JobRows:
             order=config.schedule.order.value,
         )
         stream = RequestStream(
-            self.store, plan, inputs.sampling, inputs.tokenizer, max_model_len, block_size
+            self.store,
+            plan,
+            inputs.sampling,
+            inputs.tokenizer,
+            max_model_len,
+            block_size,
+            inputs.grammars,
         )
         return plan, stream
 
@@ -96,14 +102,20 @@ class JobRows:
         """
         row = int(np.searchsorted(self.store.row_index, result.row_index))
         params = self.params[row]
+        structure = params.structured
+        constraint = None if structure is None else self.inputs.grammars.constraint(structure)
         request = Request.create(
             row,
             self.store.ids(row).tolist(),
             params,
             max_model_len=self.inputs.limits.max_model_len,
             noise_key=noise_key(params.seed, result.id, result.sample_index),
+            constraint=constraint,
         )
-        request.token_ids.extend((result.output_token_ids or ())[:position])
+        for token in (result.output_token_ids or ())[:position]:
+            request.token_ids.append(token)
+            if constraint is not None:
+                constraint.push(token)
         return request
 
     def run(self, config: Config, model: LoadedModel) -> Run:

@@ -2,11 +2,11 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from batchgen.engine.step import SampleBatch, SpecialSample
+from batchgen.engine.step import Constraint, SampleBatch, ScoredSample, SpecialSample
 from batchgen.sampling import SamplingParams
 
 
@@ -20,6 +20,8 @@ class OneSample:
     prompt: tuple[int, ...] = ()
     output: tuple[int, ...] = ()
     banned: tuple[int, ...] = ()
+    constraint: Constraint | None = None
+    scored: ScoredSample | None = None
 
 
 def sample_batch(entries: Sequence[OneSample]) -> SampleBatch:
@@ -40,8 +42,14 @@ def sample_batch(entries: Sequence[OneSample]) -> SampleBatch:
                 token_ids=array("i", [*entry.prompt, *entry.output]),
                 num_prompt_tokens=len(entry.prompt),
                 banned=entry.banned,
+                constraint=entry.constraint,
             )
             for index, entry in enumerate(entries)
-            if entry.params.has_penalties or entry.banned
+            if entry.params.has_penalties or entry.banned or entry.constraint
+        ),
+        scored=tuple(
+            replace(entry.scored, index=index)
+            for index, entry in enumerate(entries)
+            if entry.scored is not None
         ),
     )

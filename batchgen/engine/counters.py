@@ -12,7 +12,8 @@ class SchedulerCounters:
         recomputed_tokens: tokens computed again after a preemption.
         decode_tokens: a row's own sampled tokens run through the model.
         cached_tokens: prompt tokens found in the cache at first admission.
-        sampled_tokens: tokens generated.
+        sampled_tokens: tokens generated, forced ones among them.
+        forced_tokens: of these, tokens taken without a step: their constraint left no other.
         started_requests, finished_requests: requests admitted once, requests ended.
         preemptions: times a request had to make room.
         swapped_out_blocks, swapped_in_blocks: blocks copied to and from the CPU pool.
@@ -23,6 +24,7 @@ class SchedulerCounters:
     decode_tokens: int = 0
     cached_tokens: int = 0
     sampled_tokens: int = 0
+    forced_tokens: int = 0
     started_requests: int = 0
     finished_requests: int = 0
     preemptions: int = 0

@@ -16,7 +16,7 @@ class Executor(Protocol):
     """Runs step plans on a device."""
 
     def execute(self, plan: StepPlan) -> IntArray:
-        """Run a plan; return its S sampled tokens, ``NO_TOKEN`` where logits were not numbers."""
+        """Run a plan; return its S sampled tokens, or what stands for one (``NO_TOKEN``)."""
 
 
 @dataclass(slots=True)

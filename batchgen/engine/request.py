@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+import numpy as np
+
 from batchgen.engine.prefix_index import Node
+from batchgen.engine.step import Constraint, FloatArray, IntArray
 from batchgen.errors import RowError
 from batchgen.sampling import SamplingParams
 
@@ -107,6 +110,10 @@ class Request:
         params: how tokens are chosen.
         noise_key: 64-bit key of this request's sampling noise, see :func:`noise_key`.
         text_stop: watches for stop strings, where the request has any.
+        constraint: what the output has to be, where that is not free.
+        scored_tokens: [K] tokens of which only the log-probabilities after the prompt are
+            wanted; such a request generates nothing.
+        scores: [K] these log-probabilities, once the request has ended.
         max_total_tokens: prompt and output together at most.
         priority: a request with a higher number makes room first.
         arrival: position in the order of submission; earlier goes first.
@@ -129,6 +136,9 @@ class Request:
     noise_key: int
     max_total_tokens: int
     text_stop: TextStop | None = None
+    constraint: Constraint | None = None
+    scored_tokens: IntArray | None = None
+    scores: FloatArray | None = None
     priority: int = 0
     arrival: int = -1
     status: Status = Status.WAITING
@@ -158,6 +168,8 @@ class Request:
         max_model_len: int,
         noise_key: int = 0,
         text_stop: TextStop | None = None,
+        constraint: Constraint | None = None,
+        scored_tokens: IntArray | None = None,
         priority: int = 0,
     ) -> Request:
         """Make a request for a prompt; its output ends at ``max_model_len`` at the latest."""
@@ -171,6 +183,9 @@ class Request:
             noise_key=noise_key,
             max_total_tokens=min(num_prompt_tokens + params.max_tokens, max_model_len),
             text_stop=text_stop,
+            constraint=constraint,
+            scored_tokens=scored_tokens,
+            scores=None if scored_tokens is None else np.full(len(scored_tokens), np.nan),
             priority=priority,
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchgen.engine.request import Request
-from batchgen.engine.step import IntArray, SampleBatch, SpecialSample
+from batchgen.engine.step import IntArray, SampleBatch, ScoredSample, SpecialSample
 
 Mask = npt.NDArray[np.bool_]
 
@@ -35,6 +35,7 @@ class RunningRequests:
         ignores_eos: [seats] an end of sequence does not end it.
         is_watched: [seats] only its object can say whether a token ends it.
         is_special: [seats] its samples need more than the columns hold.
+        is_scored: [seats] it wants log-probabilities and no token.
         tables: [seats, width] int32 block tables, 0 behind a table's end.
     """
 
@@ -54,6 +55,7 @@ class RunningRequests:
         self.ignores_eos: Mask = column(np.bool_)
         self.is_watched: Mask = column(np.bool_)
         self.is_special: Mask = column(np.bool_)
+        self.is_scored: Mask = column(np.bool_)
         self.tables = np.zeros((max_num_seqs, 16), dtype=np.int32)
         self._temperature = column(np.float64)
         self._top_p = column(np.float64)
@@ -115,8 +117,12 @@ class RunningRequests:
         self.max_tokens[seat] = params.max_tokens
         self.max_total_tokens[seat] = request.max_total_tokens
         self.ignores_eos[seat] = params.ignore_eos
-        self.is_watched[seat] = request.text_stop is not None or bool(params.stop_token_ids)
-        self.is_special[seat] = params.has_penalties or params.min_tokens > 0
+        is_constrained = request.constraint is not None
+        self.is_watched[seat] = (
+            is_constrained or request.text_stop is not None or bool(params.stop_token_ids)
+        )
+        self.is_special[seat] = is_constrained or params.has_penalties or params.min_tokens > 0
+        self.is_scored[seat] = request.scores is not None
         self._temperature[seat] = params.temperature
         self._top_p[seat] = params.top_p
         self._min_p[seat] = params.min_p
@@ -197,7 +203,6 @@ class RunningRequests:
             seats: [S] the seats of their requests.
             banned: gives the tokens that a request may not generate now.
         """
-        special = np.flatnonzero(self.is_special[seats])
         return SampleBatch(
             rows=rows,
             temperature=self._temperature[seats],
@@ -213,9 +218,18 @@ class RunningRequests:
                     token_ids=request.token_ids,
                     num_prompt_tokens=request.num_prompt_tokens,
                     banned=banned(request),
+                    constraint=request.constraint,
                 )
-                for index, request in zip(
-                    special.tolist(), self.requests(seats[special]), strict=True
-                )
+                for index, request in self._marked(self.is_special, seats)
+            ),
+            scored=tuple(
+                ScoredSample(index, request.scored_tokens, request.scores)
+                for index, request in self._marked(self.is_scored, seats)
+                if request.scored_tokens is not None and request.scores is not None
             ),
         )
+
+    def _marked(self, marks: Mask, seats: IntArray) -> Iterator[tuple[int, Request]]:
+        """Walk over those of [S] requests that are marked, and where they stand."""
+        at = np.flatnonzero(marks[seats])
+        return zip(at.tolist(), self.requests(seats[at]), strict=True)

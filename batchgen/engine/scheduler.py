@@ -21,7 +21,7 @@ from batchgen.engine.counters import SchedulerCounters
 from batchgen.engine.plan_builder import Copies, build_plan
 from batchgen.engine.request import FinishReason, Request, Status, SwappedBlocks
 from batchgen.engine.running import RunningRequests
-from batchgen.engine.step import NO_TOKEN, IntArray, StepPlan
+from batchgen.engine.step import NO_LEGAL_TOKEN, Constraint, IntArray, StepPlan
 from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import PreemptionPolicy, Swapper, SwapSpace
 from batchgen.errors import EngineError, RowError, RowErrorType
@@ -81,6 +81,19 @@ def _within(budget: int, wanted: IntArray) -> IntArray:
     return cut
 
 
+def _without_token(request: Request, mark: int) -> RowError:
+    """Say why a request got no token."""
+    if mark != NO_LEGAL_TOKEN:
+        message = "the model's logits are not numbers (NaN) for this row"
+        return RowError(RowErrorType.ENGINE_ERROR, message)
+    message = f"after {request.num_output_tokens} tokens of output no token is allowed any more"
+    problem = request.constraint.problem if request.constraint is not None else None
+    return RowError(
+        RowErrorType.UNSATISFIABLE_CONSTRAINT,
+        f"{message}: {problem or 'what structured.* allows, min_tokens holds back'}",
+    )
+
+
 def _by_arrival(request: Request) -> int:
     return request.arrival
 
@@ -137,6 +150,13 @@ class Scheduler:
         """Queue a request; one that can never fit the pool fails at once."""
         request.arrival = self._arrivals
         self._arrivals += 1
+        if request.num_prompt_tokens > request.max_total_tokens:
+            message = (
+                f"the prompt and a choice come to {request.num_prompt_tokens} tokens, the model "
+                f"takes {request.max_total_tokens}"
+            )
+            self.fail(request, RowError(RowErrorType.PROMPT_TOO_LONG, message))
+            return
         needed = self.blocks.most_blocks_for(request.num_prompt_tokens + 1)
         if needed > self.blocks.pool.num_blocks:
             message = (
@@ -183,26 +203,52 @@ class Scheduler:
 
         Args:
             plan: the plan that :meth:`schedule` returned last.
-            tokens: one token a sample; ``NO_TOKEN`` where the logits were not numbers.
+            tokens: one token a sample; ``NO_TOKEN`` where the logits were not numbers,
+                ``NO_LEGAL_TOKEN`` where every token was ruled out.
         """
         self.blocks.end_step()
         seats, chosen = self._sampled, np.asarray(tokens, dtype=np.int64)
         assert len(chosen) == len(seats) == len(plan.samples)
-        failed, good = chosen == NO_TOKEN, chosen != NO_TOKEN
+        scored = self.running.is_scored[seats]
+        failed, good = chosen < 0, (chosen >= 0) & ~scored
         self.running.append(seats[good], chosen[good])
         self.counters.sampled_tokens += int(good.sum())
         self._note_first_tokens(seats[good])
-        looking = good & self._stop_rules.may_end(self.running, seats)
+        looking = scored | good & self._stop_rules.may_end(self.running, seats)
         ended = np.flatnonzero(failed | looking)
         requests = self.running.requests(seats[ended])
-        for request, is_failed in zip(requests, failed[ended].tolist(), strict=True):
-            if is_failed:
-                message = "the model's logits are not numbers (NaN) for this row"
-                self.fail(request, RowError(RowErrorType.ENGINE_ERROR, message))
+        for request, token in zip(requests, chosen[ended].tolist(), strict=True):
+            if token < 0:
+                self.fail(request, _without_token(request, token))
+                continue
+            if request.scores is not None:
+                request.timeline.first_token = self._clock()
+                self._finish(request, FinishReason.STOP, None)
                 continue
             reasons = self._stop_rules.check(request)
+            if reasons is None and request.constraint is not None:
+                reasons = self._take_forced(request, request.constraint)
             if reasons is not None:
                 self._finish(request, *reasons)
+
+    def _take_forced(
+        self, request: Request, constraint: Constraint
+    ) -> tuple[FinishReason, str | None] | None:
+        """Append the tokens that the constraint leaves no choice for.
+
+        The next step computes them together, as a chunk. Returns what ended the request, or
+        None.
+        """
+        seat = np.array([request.seat])
+        for token in constraint.forced():
+            self.running.append(seat, np.array([token]))
+            self.running.requests(seat)
+            self.counters.sampled_tokens += 1
+            self.counters.forced_tokens += 1
+            reasons = self._stop_rules.check(request)
+            if reasons is not None:
+                return reasons
+        return None
 
     def _note_first_tokens(self, seats: IntArray) -> None:
         running = self.running
@@ -508,6 +554,6 @@ class Scheduler:
         request.stop_reason = stop_reason
         request.timeline.finished = self._clock()
         self.counters.finished_requests += 1
-        if request.error is None:
+        if request.error is None and request.scores is None:
             self._admission.lengths.add(request.num_output_tokens)
         self._finished.append(request)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +14,60 @@ from batchgen.sampling import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+MaskWords = npt.NDArray[np.int32]
 
 
 # Stands for a token where the model's logits were not numbers.
 NO_TOKEN = -1
+# Stands for a token where every token was ruled out.
+NO_LEGAL_TOKEN = -2
+
+
+class MaskSource(Protocol):
+    """Says for many constraints at once which tokens they allow next."""
+
+    @property
+    def num_words(self) -> int:
+        """Words in a mask: one bit for each id of the vocabulary, 32 in a word."""
+
+    def fill(self, constraints: Sequence[Any], masks: MaskWords) -> None:
+        """Set the bits of allowed tokens.
+
+        Args:
+            constraints: [N] constraints of this source.
+            masks: [N, ``num_words``] zeros; bit ``i % 32`` of word ``i // 32`` is token ``i``.
+        """
+
+
+class Constraint(Protocol):
+    """What the output of one request has to be; engine and runtime know no grammar.
+
+    Its state is a function of the tokens that were pushed, which are the request's output:
+    preemption and recomputation change nothing in it.
+    """
+
+    @property
+    def source(self) -> MaskSource:
+        """Makes this constraint's masks; one source serves a whole run."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output is finished and nothing may follow, so that it has ended."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why no token is allowed, where the constraint itself has failed."""
+
+    def push(self, token_id: int) -> None:
+        """Take the next token of the output."""
+
+    def forced(self) -> list[int]:
+        """Give the next tokens as long as only one is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialSample:
-    """What only some samples have: penalties or tokens that are held back.
+    """What only some samples have: penalties, tokens that are held back, a constraint.
 
     Attributes:
         index: which sample of the batch.
@@ -28,6 +75,7 @@ class SpecialSample:
         token_ids: all known tokens; not to be changed or kept.
         num_prompt_tokens: where the output begins in ``token_ids``.
         banned: tokens that may not be chosen now (held back by ``min_tokens``).
+        constraint: rules out all other tokens than those it allows.
     """
 
     index: int
@@ -35,6 +83,22 @@ class SpecialSample:
     token_ids: array[int]
     num_prompt_tokens: int
     banned: tuple[int, ...]
+    constraint: Constraint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSample:
+    """A sample of which no token is wanted, but how likely some are.
+
+    Attributes:
+        index: which sample of the batch.
+        token_ids: [K] the tokens.
+        scores: [K] their log-probabilities, which the runtime writes here.
+    """
+
+    index: int
+    token_ids: IntArray
+    scores: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +112,7 @@ class SampleBatch:
         noise_keys: [S] uint64 keys of the requests' noise.
         positions: [S] output tokens before this one; with the key it gives the noise.
         special: the samples that need more than that.
+        scored: the samples of which no token is taken.
     """
 
     rows: IntArray
@@ -58,6 +123,7 @@ class SampleBatch:
     noise_keys: npt.NDArray[np.uint64]
     positions: IntArray
     special: tuple[SpecialSample, ...] = ()
+    scored: tuple[ScoredSample, ...] = ()
 
     def __len__(self) -> int:
         """Count the samples."""

@@ -26,7 +26,7 @@ class StopRules:
         """Say whether the newest token ends the request.
 
         Only generated tokens count. The order is: end of sequence, stop token, stop
-        string, length.
+        string, an output that its constraint lets nothing follow, length.
 
         Returns:
             The finish reason and the stop reason (None for an end of sequence, else the
@@ -35,6 +35,9 @@ class StopRules:
         params = request.params
         token = request.token_ids[-1]
         matched = request.text_stop.push(token) if request.text_stop else None
+        constraint = request.constraint
+        if constraint is not None:
+            constraint.push(token)
         if request.num_output_tokens > params.min_tokens:
             if token in self.eos_token_ids and not params.ignore_eos:
                 return FinishReason.STOP, None
@@ -43,6 +46,8 @@ class StopRules:
             if matched is not None:
                 request.stopped_by_text = True
                 return FinishReason.STOP, matched
+        if constraint is not None and constraint.is_complete:
+            return FinishReason.STOP, None
         if len(request.token_ids) >= request.max_total_tokens:
             return FinishReason.LENGTH, None
         return None

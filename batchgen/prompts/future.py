@@ -36,6 +36,9 @@ class PlannedFuture:
 
     def next_use(self, example: int, num_tokens: int, after: int) -> int | None:
         """See :class:`batchgen.engine.eviction.Future`."""
+        if example >= len(self._rank):
+            # It came after the plan's own requests: nothing is known of its like.
+            return None
         rank = int(self._rank[example])
         first = self._tree.last_below(rank, num_tokens)
         last = self._tree.first_below(rank + 1, num_tokens) - 1

@@ -1,7 +1,7 @@
 """The plan of a job: which rows are computed, in what order, and what that will cost."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
@@ -25,7 +25,7 @@ from batchgen.prompts.order import (
     prefix_order,
     repeat_rows,
 )
-from batchgen.prompts.row_sampling import result_key
+from batchgen.prompts.row_sampling import num_samples, result_key
 from batchgen.prompts.store import PromptStore
 from batchgen.sampling import SamplingParams
 
@@ -155,6 +155,7 @@ def make_plan(
     order: str,
     window_rows: int | None = None,
     done: npt.NDArray[np.bool_] | None = None,
+    requests_of: Callable[[SamplingParams], int] = num_samples,
 ) -> Plan:
     """Plan a job over its prompts.
 
@@ -169,11 +170,12 @@ def make_plan(
             different windows are not counted as sharing anything, in the floors neither.
         done: for each store row whether an earlier run has its result already; such rows
             count in nothing but ``rows`` and ``row_errors``.
+        requests_of: gives the requests of a row with some parameters.
     """
     good = store.good_rows
     if done is not None:
         good = good[~done[good]]
-    needs_of = _row_needs(store.sampling_params, sampling, max_model_len)
+    needs_of = _row_needs(store.sampling_params, sampling, max_model_len, requests_of)
     rows, duplicates = find_duplicates(store.ids, good, needs_of.result_keys[good])
     samples, max_tokens = needs_of.samples, needs_of.max_tokens
     windows = _windows(store, rows, window_rows)
@@ -232,7 +234,12 @@ class _RowNeeds:
     result_keys: Rows
 
 
-def _row_needs(column: pa.ChunkedArray, sampling: SamplingParams, max_model_len: int) -> _RowNeeds:
+def _row_needs(
+    column: pa.ChunkedArray,
+    sampling: SamplingParams,
+    max_model_len: int,
+    requests_of: Callable[[SamplingParams], int],
+) -> _RowNeeds:
     """Read the rows' own parameters; only numbers are kept, however many differ."""
     # Encoded first: joined texts of more than 2 GiB would not fit one array.
     encoded = column.dictionary_encode().combine_chunks()
@@ -242,8 +249,8 @@ def _row_needs(column: pa.ChunkedArray, sampling: SamplingParams, max_model_len:
     for at, text in enumerate(chain(encoded.dictionary, [None])):
         params = sampling if text is None else sampling.override_json(text.as_py())
         number = numbers.setdefault(result_key(params), len(numbers) - 1)
-        samples = 1 if params.is_greedy else params.n
-        needs[at] = samples, min(params.max_tokens, max_model_len), number
+        max_tokens = 1 if params.score_choices else params.max_tokens
+        needs[at] = requests_of(params), min(max_tokens, max_model_len), number
     codes = pc.fill_null(encoded.indices, -1).to_numpy()
     return _RowNeeds(*(column[codes] for column in needs.T))
 

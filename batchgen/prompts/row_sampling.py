@@ -1,7 +1,7 @@
 """A row's own sampling parameters: column `max_tokens` over column `sampling_params`."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -41,8 +41,14 @@ def sampling_columns(schema: pa.Schema) -> tuple[str, ...]:
 class RowSampling:
     """Merges and checks the sampling parameters of rows against the job's."""
 
-    def __init__(self, sampling: SamplingParams) -> None:
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        output_problem: Callable[[SamplingParams], RowError | None] = lambda params: None,
+    ) -> None:
+        """Take the job's parameters, and what says why no output can be as they ask."""
         self._sampling = sampling
+        self._output_problem = output_problem
         # Few distinct values stand in many rows; where each row has its own, memory is bounded.
         self._merged = lru_cache(maxsize=4096)(self._merge)
 
@@ -62,11 +68,15 @@ class RowSampling:
             values = {} if text is None else _parse(text)
             if max_tokens is not None:
                 values["max_tokens"] = max_tokens
-            self._sampling.override(values)
+            params = self._sampling.override(values)
         except ValueError as error:
             return RowError(RowErrorType.INVALID_SAMPLING_PARAMS, str(error))
-        given = {name: value for name, value in values.items() if value is not None}
-        return json.dumps(given, sort_keys=True) if given else None
+        problem = self._output_problem(params)
+        if problem is not None:
+            return problem
+        # Sorted at the top only: the order of a schema's properties has a meaning.
+        given = {name: values[name] for name in sorted(values) if values[name] is not None}
+        return json.dumps(given) if given else None
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -77,6 +87,11 @@ def _parse(text: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"sampling_params must be a JSON object, not {type(values).__name__}")
     return values
+
+
+def num_samples(params: SamplingParams) -> int:
+    """Count the samples that have to be computed: greedy ones are all the same."""
+    return 1 if params.is_greedy else params.n
 
 
 def result_key(params: SamplingParams) -> SamplingParams | None:

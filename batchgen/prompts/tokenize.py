@@ -1,6 +1,6 @@
 """Rows in, batches of the prompt store out: rendered, tokenised, checked."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -44,6 +44,7 @@ def tokenize_batches(
     sampling: SamplingParams,
     *,
     priority_column: str | None = None,
+    output_problem: Callable[[SamplingParams], RowError | None] = lambda params: None,
 ) -> Iterator[pa.RecordBatch]:
     """Render and tokenise rows, one store batch for each batch of rows.
 
@@ -52,12 +53,13 @@ def tokenize_batches(
         tokenizer: may be None only where the renderer's source is token ids.
         sampling: the job's parameters, which a row's own override.
         priority_column: integer column of the batches; a null counts as 0.
+        output_problem: says why no output can be as a row's parameters ask.
 
     Yields:
         Batches of the :class:`~batchgen.prompts.store.PromptStore` schema.
     """
     encoder = PromptEncoder(renderer.source, tokenizer, limits)
-    row_sampling = RowSampling(sampling)
+    row_sampling = RowSampling(sampling, output_problem)
     for batch in rows:
         results = encoder.encode(renderer.render(batch.table))
         overrides = list(row_sampling.overrides(batch.table))

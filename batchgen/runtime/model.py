@@ -149,6 +149,19 @@ def eos_ids(config: Any, generation: GenerationConfig | None) -> frozenset[int]:
     return frozenset()
 
 
+def load_eos_ids(source: ModelSource, config: Any) -> frozenset[int]:
+    """Read the end-of-sequence ids that :func:`load_model` finds, without the weights."""
+    path = Path(source.path)
+    folder = path.parent if path.suffix == ".gguf" else path
+    try:
+        generation = GenerationConfig.from_pretrained(
+            str(folder), revision=source.revision or "main"
+        )
+    except OSError:
+        generation = None
+    return eos_ids(config, generation)
+
+
 def resolve_device(name: str) -> torch.device:
     """Choose the device; ``auto`` is cuda where there is one, else the CPU.
 

@@ -1,17 +1,27 @@
 """From logits to tokens.
 
-The order is vLLM's: penalties, held-back tokens, then greedy rows take the largest
-logit (the lowest id where several tie); the others divide by the temperature and apply
-min_p, top_k and top_p, each over what the one before has left, renormalised. At least
-one token always stays. Noise is a function of (seed, id, sample, position) alone, so a
-row's result depends on no neighbour, no order and no resume.
+The order is vLLM's: penalties, held-back tokens and those that a constraint rules out, then
+greedy rows take the largest logit (the lowest id where several tie); the others divide by
+the temperature and apply min_p, top_k and top_p, each over what the one before has left,
+renormalised. At least one token always stays. Noise is a function of (seed, id, sample,
+position) alone, so a row's result depends on no neighbour, no order and no resume.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from batchgen.engine.step import NO_TOKEN, IntArray, SampleBatch, SpecialSample
+from batchgen.engine.step import (
+    NO_LEGAL_TOKEN,
+    NO_TOKEN,
+    IntArray,
+    MaskWords,
+    SampleBatch,
+    ScoredSample,
+    SpecialSample,
+)
 
 # Rows sampled at a time: bounds the float64 temporaries to some tens of MiB.
 _ROWS = 32
@@ -27,13 +37,16 @@ def sample(logits: torch.Tensor, samples: SampleBatch) -> IntArray:
         samples: S descriptions of how to choose.
 
     Returns:
-        [S] token ids; ``NO_TOKEN`` where a row's logits hold a NaN.
+        [S] token ids; ``NO_TOKEN`` where a row's logits hold a NaN, ``NO_LEGAL_TOKEN``
+        where every token is ruled out.
     """
+    _score(logits, samples.scored)
     for entry in samples.special:
         if entry.params.has_penalties:
             _penalize(logits[entry.index], entry)
         if entry.banned:
             logits[entry.index, list(entry.banned)] = float("-inf")
+    _constrain(logits, samples.special)
     tokens = logits.argmax(dim=-1)
     random = np.flatnonzero(samples.temperature > 0)
     for start in range(0, len(random), _ROWS):
@@ -41,9 +54,24 @@ def sample(logits: torch.Tensor, samples: SampleBatch) -> IntArray:
         tokens[rows] = _draw(logits[rows], samples, rows)
     # The largest logit of a row with a NaN is NaN: one look at [S] instead of [S, V].
     if len(samples):
-        tokens.masked_fill_(logits.amax(dim=-1).isnan(), NO_TOKEN)
+        largest = logits.amax(dim=-1)
+        tokens.masked_fill_(largest.isnan(), NO_TOKEN)
+        tokens.masked_fill_(largest == float("-inf"), NO_LEGAL_TOKEN)
     chosen: IntArray = tokens.cpu().numpy()
     return chosen
+
+
+def _score(logits: torch.Tensor, scored: Sequence[ScoredSample]) -> None:
+    """Write the log-probabilities that scored samples ask for, in float64."""
+    for start in range(0, len(scored), _ROWS):
+        entries = scored[start : start + _ROWS]
+        rows = logits[[entry.index for entry in entries]].double().log_softmax(dim=-1)
+        lengths = [len(entry.token_ids) for entry in entries]
+        places = np.repeat(np.arange(len(entries)), lengths)
+        tokens = np.concatenate([entry.token_ids for entry in entries])
+        wanted = rows[torch.from_numpy(places), torch.from_numpy(tokens)].cpu().numpy()
+        for entry, scores in zip(entries, np.split(wanted, np.cumsum(lengths)[:-1]), strict=True):
+            entry.scores[:] = scores
 
 
 def _penalize(logits: torch.Tensor, entry: SpecialSample) -> None:
@@ -57,6 +85,40 @@ def _penalize(logits: torch.Tensor, entry: SpecialSample) -> None:
         logits[seen] = torch.where(scores > 0, scores / factor, scores * factor)
     generated, counts = torch.unique(known[entry.num_prompt_tokens :], return_counts=True)
     logits[generated] -= params.frequency_penalty * counts + params.presence_penalty
+
+
+def _constrain(logits: torch.Tensor, special: Sequence[SpecialSample]) -> None:
+    """Rule out in [S, V] logits what constraints do not allow.
+
+    The masks are made here, after the forward pass was started, so that on a GPU the CPU
+    makes them while the device computes.
+    """
+    found = [(entry.index, entry.constraint) for entry in special if entry.constraint is not None]
+    if not found:
+        return
+    indices, constraints = zip(*found, strict=True)
+    source = constraints[0].source
+    masks = np.zeros((len(found), source.num_words), dtype=np.int32)
+    source.fill(constraints, masks)
+    forbidden = np.zeros((len(logits), source.num_words), dtype=np.int32)
+    forbidden[list(indices)] = ~masks
+    bits = _bits(forbidden, logits.device)
+    width = min(logits.shape[-1], bits.shape[-1])
+    # In place and all at once: rows taken out and put back would be copied twice.
+    logits[:, :width].masked_fill_(bits[:, :width], float("-inf"))
+    if width < logits.shape[-1]:
+        logits[list(indices), width:] = float("-inf")
+
+
+def _bits(words: MaskWords, device: torch.device) -> torch.Tensor:
+    """Unpack [S, words] to [S, 32 * words] booleans."""
+    octets = words.astype("<i4", copy=False).view(np.uint8)
+    if device.type == "cpu":
+        # Ten times as fast as torch's shifts.
+        return torch.from_numpy(np.unpackbits(octets, axis=1, bitorder="little").view(np.bool_))
+    places = torch.arange(8, dtype=torch.uint8, device=device)
+    packed = torch.from_numpy(octets).to(device)
+    return ((packed[:, :, None] >> places) & 1).flatten(1).bool()
 
 
 def _draw(logits: torch.Tensor, samples: SampleBatch, rows: IntArray) -> torch.Tensor:

@@ -13,7 +13,13 @@ from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import ModelSource, load_model
 from batchgen.sampling import SamplingParams
-from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
+from tests.drive import (
+    make_attention,
+    make_engine_over_fake,
+    make_requests,
+    make_scheduler,
+    run_all,
+)
 from tests.fake_model import FakeExecutor
 from tests.tiny_models import save
 
@@ -35,7 +41,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory):
             loaded.layers, 40, 4, num_swap_blocks=0, dtype=torch.float32, device=torch.device("cpu")
         )
         lines: list[str] = []
-        executor = executor_class(loaded.model, cache)
+        executor = executor_class(loaded.model, cache, make_attention(loaded))
         debug = DebugExecutor(executor, DebugLedger(scheduler), lines.append)
         return Engine(scheduler, debug), lines
 

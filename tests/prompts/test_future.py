@@ -34,3 +34,8 @@ def test_the_next_use_is_the_first_later_row_with_the_prefix(data: st.DataObject
     # A prefix that only its own row has is nobody's to come.
     expected = min(later) if later and len(users) > 1 else None
     assert future.next_use(example, num_tokens, after) == expected
+
+
+def test_of_a_request_that_the_plan_does_not_know_nothing_is_to_come() -> None:
+    assert PlannedFuture(np.array([1, 0]), np.array([0, 3])).next_use(2, 1, 0) is None
+    assert PlannedFuture(np.array([], np.int64), np.array([], np.int64)).next_use(0, 1, 0) is None

@@ -1,5 +1,6 @@
 """The sampler against transformers' own logits processors and a float64 model."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine.request import noise_key
-from batchgen.engine.step import NO_TOKEN
+from batchgen.engine.step import NO_LEGAL_TOKEN, NO_TOKEN, ScoredSample
 from batchgen.runtime.sampler import _filtered_probabilities, sample
 from batchgen.sampling import SamplingParams
 from tests.sample_batch import OneSample, sample_batch
+from tests.toy_constraint import ToyConstraint
 
 
 def _entry(
     *, key: int = 0, position: int = 0, prompt: tuple[int, ...] = (),
-    output: tuple[int, ...] = (), banned: tuple[int, ...] = (), **params: Any,
+    output: tuple[int, ...] = (), banned: tuple[int, ...] = (), allowed: Any = None, **params: Any,
 ) -> OneSample:  # fmt: skip
-    return OneSample(SamplingParams(**params), key, position, prompt, output, banned)
+    constraint = None if allowed is None else ToyConstraint(lambda tokens: set(allowed))
+    return OneSample(SamplingParams(**params), key, position, prompt, output, banned, constraint)
 
 
 def _sample(logits: torch.Tensor, *entries: OneSample) -> list[int]:
@@ -159,3 +162,61 @@ def test_repetition_penalty_equals_transformers() -> None:
     entry = _entry(prompt=(3, 4), output=(4, 9), repetition_penalty=1.7)
     _sample(ours, entry)
     torch.testing.assert_close(ours, theirs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_constraint_chooses_among_its_tokens_and_leaves_other_rows_alone(data) -> None:
+    vocab = data.draw(st.sampled_from([7, 32, 33, 100, 900, 1100]))
+    rows = data.draw(st.integers(1, 5))
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rows * vocab))
+    ids = st.sets(st.integers(0, vocab - 1), min_size=1, max_size=vocab)
+    sets = [data.draw(st.none() | ids) for _ in range(rows)]
+    entries = [_entry(allowed=each, temperature=float(i % 2), key=i) for i, each in enumerate(sets)]
+    dense = logits.clone()
+    for row, each in zip(dense, sets, strict=True):
+        if each is not None:
+            row[
+                [token for token in range(vocab) if token not in each or token >= 1000]
+            ] = -torch.inf
+    free = [_entry(temperature=float(i % 2), key=i) for i in range(rows)]
+    assert _sample(logits.clone(), *entries) == _sample(dense, *free)
+
+
+def test_a_token_that_only_just_follows_the_rules_is_taken_and_none_is_said() -> None:
+    logits = torch.tensor([[1.0, -50.0, 3.0]]).repeat(4, 1)
+    entries = (
+        _entry(allowed=[1]),
+        _entry(allowed=[1], temperature=1.0, top_p=0.1),
+        _entry(allowed=[1, 2], banned=(2,)),
+        _entry(allowed=[1], banned=(1,)),
+    )
+    assert _sample(logits, *entries) == [1, 1, 1, NO_LEGAL_TOKEN]
+    logits = torch.tensor([[1.0, 2.0, float("nan")]]).repeat(2, 1)
+    assert _sample(logits, _entry(allowed=[1, 2]), _entry(allowed=[])) == [
+        NO_TOKEN,
+        NO_LEGAL_TOKEN,
+    ]
+
+
+def test_top_p_counts_what_the_constraint_has_left() -> None:
+    logits = torch.tensor([[9.0, 1.0, 1.1, 0.0]])
+    entry = _entry(allowed=[1, 2, 3], temperature=1.0, top_p=0.7)
+    _sample(logits, entry)
+    assert _filtered(logits, entry).nonzero()[:, 0].tolist() == [1, 2]
+
+
+def test_scored_samples_get_log_probabilities_and_change_nothing_else() -> None:
+    logits = torch.randn(70, 50, generator=torch.Generator().manual_seed(1))
+    logits[3, 5] = float("nan")
+    free = [_entry(temperature=float(i % 2), key=i) for i in range(70)]
+    wanted = [np.arange(i % 7 + 1) * 5 for i in range(70)]
+    entries = [
+        replace(each, scored=ScoredSample(0, tokens, np.zeros(len(tokens)))) if i % 2 else each
+        for i, (each, tokens) in enumerate(zip(free, wanted, strict=True))
+    ]
+    assert _sample(logits.clone(), *entries) == _sample(logits.clone(), *free)
+    for row, (entry, tokens) in enumerate(zip(entries, wanted, strict=True)):
+        if entry.scored is not None and row != 3:
+            exact = logits[row].double().log_softmax(-1)[tokens].numpy()
+            assert np.abs(entry.scored.scores - exact).max() < 1e-12
