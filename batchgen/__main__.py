@@ -14,4 +14,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _interrupt)
+    # A question, which the job answers once it runs; by default it would end the process.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sys.exit(main())

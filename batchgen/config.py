@@ -20,6 +20,7 @@ class Mode(StrEnum):
     plan = "plan"
     preview = "preview"
     jobs = "jobs"
+    status = "status"
 
 
 class PromptFormat(StrEnum):
@@ -77,6 +78,14 @@ class Resume(StrEnum):
     if_possible = "if_possible"
     never = "never"
     always = "always"
+
+
+class ScoreCalibration(StrEnum):
+    """What is added to the choices' scores, so that none is preferred whatever a row says."""
+
+    none = "none"
+    content_free = "content_free"
+    prior = "prior"
 
 
 class OutputOrder(StrEnum):
@@ -226,12 +235,42 @@ class SamplingConfig:
     repetition_penalty: float = field(
         default=1.0, metadata={"help": "divides the logits of tokens already seen (1: off)"}
     )
+    score_choices: list[str] = field(
+        default_factory=list,
+        metadata={"help": "give the probability of each of these, and generate nothing"},
+    )
+    score_calibration: ScoreCalibration = field(
+        default=ScoreCalibration.none,
+        metadata={
+            "help": "content_free: against prompts without content; prior: to given shares of rows"
+        },
+    )
+    score_prior: list[float] = field(
+        default_factory=list, metadata={"help": "each choice's share of the rows (none: equal)"}
+    )
 
     def params(self) -> SamplingParams:
         """Give the job's parameters; ``stop_file`` is part of ``stop`` by now."""
-        values = {item.name: getattr(self, item.name) for item in fields(SamplingParams)}
-        lists = {name: tuple(values[name]) for name in ("stop", "stop_token_ids")}
+        # `structured` is a group of its own.
+        names = {item.name for item in fields(SamplingParams)} - {"structured"}
+        values = {name: getattr(self, name) for name in names}
+        names = {name for name in names if isinstance(values[name], list)}
+        lists = {name: tuple(values[name]) for name in names}
         return SamplingParams(**{**values, **lists})
+
+
+@dataclass
+class StructuredConfig:
+    """What an output has to be: one of these or none; a row can override it."""
+
+    choice: list[str] | None = field(default=None, metadata={"help": "one of these texts"})
+    regex: str | None = field(
+        default=None, metadata={"help": "text that the whole of this expression matches"}
+    )
+    json: str | None = field(default=None, metadata={"help": "JSON that this schema accepts"})
+    json_file: str | None = field(
+        default=None, metadata={"help": "the file that holds the JSON schema"}
+    )
 
 
 @dataclass
@@ -289,6 +328,10 @@ class EngineConfig:
         default=Admission.auto,
         metadata={"help": "how much memory a row must find before it starts"},
     )
+    stall_s: float | None = field(
+        default=1800.0,
+        metadata={"help": "seconds without a token after which the run ends (none: never)"},
+    )
     debug: bool = field(
         default=False,
         metadata={"help": "print every step's block tables and check that no shared KV changes"},
@@ -333,7 +376,18 @@ class ErrorsConfig:
     """How many failed rows are too many."""
 
     max_rate: float | None = field(
-        default=None, metadata={"help": "exit with 3 where more than this share of the rows failed"}
+        default=None,
+        metadata={"help": "exit with 3 where more than this share of the rows fail; stop early"},
+    )
+
+
+@dataclass
+class BudgetConfig:
+    """What a run may cost."""
+
+    wall_time_s: float | None = field(
+        default=None,
+        metadata={"help": "seconds a run may take; it stops in time and exits with 75"},
     )
 
 
@@ -356,9 +410,11 @@ class Config:
     input: InputConfig = field(default_factory=InputConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    structured: StructuredConfig = field(default_factory=StructuredConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     errors: ErrorsConfig = field(default_factory=ErrorsConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
     log: LogConfig = field(default_factory=LogConfig)

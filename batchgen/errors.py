@@ -42,7 +42,7 @@ class EngineError(BatchgenError):
 
 
 class JobInterruptedError(BatchgenError):
-    """A signal asked the run to stop. Finished rows are kept; the same command resumes."""
+    """A signal or the end of its time stopped the run. Finished rows are kept; it resumes."""
 
     exit_code = ExitCode.INTERRUPTED
 

@@ -1,24 +1,28 @@
 """The job: plan, load, generate, write; its phases, its exit codes, and how it stops."""
 
-import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from batchgen.config import Config, Mode, OutputOrder
-from batchgen.data.output_dir import OutputDir
+from batchgen.data.finished import FinishedRows
+from batchgen.data.output_dir import ERRORS, OutputDir
 from batchgen.data.schema import output_schema
 from batchgen.data.writer import PartWriter
 from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError
-from batchgen.job.inputs import JobInputs, model_source
+from batchgen.job.ahead import describe_ledger, show_plan, show_prompts
+from batchgen.job.breaker import Breaker, TooManyRowErrorsError
+from batchgen.job.calibrate import Calibration
+from batchgen.job.generate import Generation
+from batchgen.job.inputs import JobInputs
 from batchgen.job.interrupts import Interrupts, StopRequested
-from batchgen.job.load import LoadedEngine, build_engine, load_job_model, plan_ledger
+from batchgen.job.load import LoadedEngine, build_engine, load_job_model
 from batchgen.job.planning import JobPlan, open_output, plan_job
+from batchgen.job.status import describe_output
 from batchgen.job.stream import RequestStream
 from batchgen.job.summary import (
+    closing_lines,
     engine_figures,
     is_finished,
     machine_figures,
@@ -26,17 +30,10 @@ from batchgen.job.summary import (
     output_totals,
     plan_figures,
     sharing_figures,
-    step_metrics,
 )
-from batchgen.prompts.preview import preview
-from batchgen.prompts.store import PromptStore
-from batchgen.report.metrics import MetricsLog
-from batchgen.report.percentiles import Percentiles
-from batchgen.report.progress import Progress, Snapshot
-from batchgen.runtime.memory import Ledger
-from batchgen.runtime.model import DTYPES, geometry_without_weights, resolve_device
-
-_PREVIEW_ROWS = 5
+from batchgen.job.wall_time import WallTime
+from batchgen.report.progress import Progress
+from batchgen.runtime.model import resolve_device
 
 
 def run(config: Config, resolved_yaml: str) -> ExitCode:
@@ -49,48 +46,24 @@ def run(config: Config, resolved_yaml: str) -> ExitCode:
     Raises:
         UsageError: something cannot be used; nothing was generated.
         EngineError: the engine cannot go on; finished rows are kept.
-        JobInterruptedError: a signal came; finished rows are kept.
+        JobInterruptedError: a signal came, or the time is over; finished rows are kept.
+        TooManyRowErrorsError: so many rows fail that it stopped early; finished rows are kept.
     """
+    if config.mode is Mode.status:
+        print(describe_output(config))
+        return ExitCode.DONE
     progress = Progress(config.log.every_s)
-    with Interrupts() as interrupts:
+    wall_time = WallTime(config.budget.wall_time_s)
+    with Interrupts(
+        alarm_s=wall_time.stop_after_s, alarm_reason=wall_time.reason, say=progress.say
+    ) as interrupts:
         if config.mode is Mode.preview:
-            return _preview(config)
+            show_prompts(config)
+            return ExitCode.DONE
         if config.mode is Mode.plan:
-            return _plan(config, progress)
-        return _Job(config, resolved_yaml, progress, interrupts).run()
-
-
-def _preview(config: Config) -> ExitCode:
-    inputs = JobInputs.open(config)
-    rows = config.input.limit or _PREVIEW_ROWS
-    with tempfile.TemporaryDirectory() as folder:
-        prompts = inputs.prompts(replace(config.input, limit=rows))
-        path = Path(folder) / "prompts.arrow"
-        with PromptStore.write(path, inputs.id_type, prompts) as store:
-            print(preview(store, inputs.tokenizer, rows))
-    return ExitCode.DONE
-
-
-def _plan(config: Config, progress: Progress) -> ExitCode:
-    inputs = JobInputs.open(config)
-    layers = geometry_without_weights(model_source(config))
-    with OutputDir(config.output.dir) as output, progress.phase("plan"):
-        planned = plan_job(config, inputs, output, None)
-        print(planned.plan.describe())
-        dtype = DTYPES.get(config.model.dtype)
-        if dtype is None:
-            on_cpu = resolve_device(config.model.device).type == "cpu"
-            dtype = torch.float32 if on_cpu else inputs.model_config.dtype or torch.bfloat16
-        ledger = plan_ledger(config, layers, dtype) if layers else None
-        if ledger is not None:
-            print(_describe_ledger(ledger, planned))
-        print(f"plan written to {output.path / '_plan.json'}")
-    return ExitCode.DONE
-
-
-def _describe_ledger(ledger: Ledger, planned: JobPlan) -> str:
-    plan = planned.plan
-    return ledger.describe({"p50": plan.request_tokens_p50, "p95": plan.request_tokens_p95})
+            show_plan(config, progress)
+            return ExitCode.DONE
+        return _Job(config, resolved_yaml, progress, interrupts, wall_time).run()
 
 
 @dataclass
@@ -101,55 +74,53 @@ class _Job:
     resolved_yaml: str
     progress: Progress
     interrupts: Interrupts
-    ttft_ms: Percentiles = field(default_factory=Percentiles)
+    wall_time: WallTime
     figures: dict[str, Any] = field(default_factory=dict)
-    write_s: float = 0.0
     rows_put: int = 0
-    errors_put: int = 0
+    write_s: float = 0.0
 
     def run(self) -> ExitCode:
         started = time.perf_counter()
         config = self.config
         inputs = JobInputs.open(config)
+        calibration = Calibration(config.sampling, inputs)
         device = resolve_device(config.model.device).type
         with OutputDir(config.output.dir, overwrite=config.output.overwrite) as output:
             with self.progress.phase("plan"):
                 finished = open_output(config, inputs, output, self.resolved_yaml, device)
                 if is_finished(output, finished, config.output.order):
-                    self.progress.say(f"all {finished.num_rows} rows are in {output.path} already")
-                    return self._exit_code(len(finished.error_row_indices), inputs.num_rows)
+                    self.progress.say(_finished_already(finished, output.path))
+                    return ExitCode.DONE
                 planned = plan_job(config, inputs, output, finished)
                 self.progress.say(planned.plan.describe())
             self.interrupts.check()
-            self._generate(inputs, planned, output)
-            return self._finish(inputs, planned, output, started)
+            self._generate(inputs, planned, output, finished, calibration)
+            return self._finish(inputs, planned, output, started, calibration)
 
-    def _generate(self, inputs: JobInputs, planned: JobPlan, output: OutputDir) -> None:
-        config, block_size = self.config, self.config.pool.block_size
+    def _generate(
+        self,
+        inputs: JobInputs,
+        planned: JobPlan,
+        output: OutputDir,
+        before: FinishedRows,
+        calibration: Calibration,
+    ) -> None:
+        config = self.config
         stream = RequestStream(
             planned.store,
             planned.plan,
             inputs.sampling,
             inputs.tokenizer,
             inputs.limits.max_model_len,
-            block_size,
+            config.pool.block_size,
+            inputs.grammars,
         )
-        loaded = self._load(planned) if len(planned.plan.order) else None
+        breaker = _breaker(config, inputs, planned, before)
+        is_idle = breaker.is_tripped or not (len(planned.plan.order) or calibration.asks_model)
+        loaded = None if is_idle else self._load(planned)
         output.begin_work()
-        schema = output_schema(inputs.id_type)
         try:
-            # Held until the writer has closed: its pending rows are finished work.
-            with (
-                self.interrupts.held(),
-                PartWriter(
-                    output.path, schema, rows_per_part=config.output.rows_per_part
-                ) as writer,
-            ):
-                for row in stream.planning_errors(planned.done):
-                    self._put(writer, row)
-                    self.interrupts.check()
-                if loaded is not None:
-                    self._run_engine(loaded, stream, planned, writer, output)
+            generation = self._run_engine(stream, planned, loaded, breaker, output)
             self.interrupts.check()
         except StopRequested as error:
             left = planned.total_rows - output.finished_rows(inputs.id_type).num_rows
@@ -157,13 +128,67 @@ class _Job:
                 f"{error}; {left} of {planned.total_rows} rows are left, the finished ones are "
                 f"in {output.path}; run the same command again to go on"
             ) from error
+        if breaker.is_tripped:
+            self._refuse_to_go_on(inputs, planned, output)
+        if loaded is not None:
+            calibration.ask(loaded.engine)
         generate_s = self.progress.phase_s.get("generate", 0.0)
-        self.write_s = writer.stats.write_s
+        self.rows_put, self.write_s = generation.rows_put, generation.writer.stats.write_s
         self.figures = {
-            **engine_figures(loaded, self.ttft_ms, generate_s),
+            **engine_figures(loaded, generation.ttft_ms, generate_s),
             **sharing_figures(loaded, planned, config),
             **memory_figures(loaded),
         }
+
+    def _run_engine(
+        self,
+        stream: RequestStream,
+        planned: JobPlan,
+        loaded: LoadedEngine | None,
+        breaker: Breaker,
+        output: OutputDir,
+    ) -> Generation:
+        schema = output_schema(planned.id_type)
+        rows_per_part = self.config.output.rows_per_part
+        # Held until the writer has closed: its pending rows are finished work.
+        with (
+            self.interrupts.held(),
+            PartWriter(output.path, schema, rows_per_part=rows_per_part) as writer,
+        ):
+            generation = Generation(
+                planned=planned,
+                stream=stream,
+                writer=writer,
+                progress=self.progress,
+                interrupts=self.interrupts,
+                wall_time=self.wall_time,
+                breaker=breaker,
+                stall_s=self.config.engine.stall_s,
+            )
+            generation.put_planning_errors()
+            if loaded is not None:
+                generation.run(loaded, output.path / "_metrics.jsonl")
+        return generation
+
+    def _refuse_to_go_on(self, inputs: JobInputs, planned: JobPlan, output: OutputDir) -> None:
+        """End a hopeless run, unless it was at its end.
+
+        Raises:
+            TooManyRowErrorsError: rows are left.
+        """
+        finished = output.finished_rows(inputs.id_type)
+        if planned.all_done(finished):
+            return
+        output.write_errors(inputs.source, finished.error_row_indices)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in finished.errors_by_type.items())
+        raise TooManyRowErrorsError(
+            f"errors.max_rate={self.config.errors.max_rate}: {finished.num_errors} of "
+            f"{inputs.num_rows} rows have failed ({kinds}), so the run stops early; "
+            f"{planned.total_rows - finished.num_rows} of {planned.total_rows} rows are left. "
+            f"The finished ones are in {output.path}, the failed input rows in "
+            f"{output.path / ERRORS}. Raise errors.max_rate to go on; "
+            "output.retry_errors=true runs the failed rows again"
+        )
 
     def _load(self, planned: JobPlan) -> LoadedEngine:
         with self.progress.phase("load"):
@@ -171,64 +196,16 @@ class _Job:
             loaded = build_engine(
                 self.config, model, future=planned.plan.future, say=self.progress.say
             )
-            self.progress.say(_describe_ledger(loaded.ledger, planned))
+            self.progress.say(describe_ledger(loaded.ledger, planned))
         return loaded
 
-    def _run_engine(
-        self,
-        loaded: LoadedEngine,
-        stream: RequestStream,
-        planned: JobPlan,
-        writer: PartWriter,
-        output: OutputDir,
-    ) -> None:
-        def snapshot() -> Snapshot:
-            return self._snapshot(loaded, planned)
-
-        metrics = MetricsLog(output.path / "_metrics.jsonl")
-        with self.progress.phase("generate"), metrics:
-            started = time.perf_counter()
-            for finished in loaded.engine.run(stream.requests()):
-                for request in finished:
-                    for row in stream.results(request, started):
-                        self._put(writer, row)
-                self.progress.update(snapshot)
-                metrics.sample(lambda: step_metrics(loaded, snapshot()))
-                self.interrupts.check()
-            self.progress.update(snapshot, last=True)
-            if loaded.debug is not None:
-                loaded.debug.check_end()
-
-    def _put(self, writer: PartWriter, row: Any) -> None:
-        writer.put(row)
-        self.rows_put += 1
-        self.errors_put += row.status == "error"
-        if row.time_to_first_token_ms is not None:
-            self.ttft_ms.add(row.time_to_first_token_ms)
-
-    def _snapshot(self, loaded: LoadedEngine, planned: JobPlan) -> Snapshot:
-        scheduler, plan = loaded.engine.scheduler, planned.plan
-        counters = scheduler.counters
-        requests_left = plan.requests - counters.finished_requests
-        mean_output = counters.sampled_tokens / max(1, counters.started_requests)
-        prefill_left = max(0, plan.expected_prefill_tokens - counters.prefill_tokens)
-        admitted = counters.prefill_tokens + counters.cached_tokens
-        return Snapshot(
-            rows=self.rows_put + planned.done_rows,
-            total_rows=planned.total_rows,
-            errors=self.errors_put,
-            prefill_tokens=counters.prefill_tokens,
-            completion_tokens=counters.sampled_tokens,
-            remaining_tokens=prefill_left + round(requests_left * mean_output),
-            running=len(scheduler.running),
-            waiting=requests_left - len(scheduler.running) - len(scheduler.swapped),
-            swapped=len(scheduler.swapped),
-            pool_use=scheduler.blocks.pool.num_owned / scheduler.blocks.pool.num_blocks,
-            hit_rate=counters.cached_tokens / admitted if admitted else 0.0,
-        )
-
     def _finish(
-        self, inputs: JobInputs, planned: JobPlan, output: OutputDir, started: float
+        self,
+        inputs: JobInputs,
+        planned: JobPlan,
+        output: OutputDir,
+        started: float,
+        calibration: Calibration,
     ) -> ExitCode:
         with self.progress.phase("write"):
             finished = output.finished_rows(inputs.id_type)
@@ -239,18 +216,20 @@ class _Job:
                 )
             output.write_errors(inputs.source, finished.error_row_indices)
             output.write_empty_part_if_none(output_schema(inputs.id_type))
+            self.figures |= calibration.apply(output)
             if self.config.output.order is OutputOrder.input:
                 output.sort_by_input(self.config.output.rows_per_part)
             summary = self._summary(planned, output, started)
             output.write_json("_summary.json", summary)
             output.mark_success()
-        self.progress.say(_closing_lines(summary, output.path))
+        self.progress.say(closing_lines(summary, output.path))
         return self._exit_code(len(finished.error_row_indices), inputs.num_rows)
 
     def _summary(self, planned: JobPlan, output: OutputDir, started: float) -> dict[str, Any]:
-        phases = self.progress.phase_s
+        phases, totals = self.progress.phase_s, output_totals(output)
         return {
-            **output_totals(output),
+            **totals,
+            "engine_figures_cover": {"rows": self.rows_put, "of_rows": totals["rows"]},
             "output_order": self.config.output.order.value,
             **plan_figures(planned),
             **self.figures,
@@ -274,18 +253,15 @@ class _Job:
         return ExitCode.DONE
 
 
-def _closing_lines(summary: dict[str, Any], path: Path) -> str:
-    failed = sum(summary["errors"].values())
-    lines = [f"done: {summary['rows']} rows in {path}, {summary['ok']} ok, {failed} failed"]
-    if summary["steps"]:
-        lines.append(
-            f"prefill: {summary['prefill_tokens_computed']:,} tokens computed; floor "
-            f"{summary['prefill_tokens_floor_block']:,} by blocks, "
-            f"{summary['prefill_tokens_floor']:,} by the token"
-        )
-        lines.append(
-            f"generated {summary['generated_tokens']:,} tokens in "
-            f"{summary['phases']['generate_s']:.1f} s, {summary['preemptions']} preemptions"
-        )
-        lines += summary["sharing"]
-    return "\n".join(lines)
+def _breaker(config: Config, inputs: JobInputs, planned: JobPlan, before: FinishedRows) -> Breaker:
+    """Give the breaker, with the rows that failed in earlier runs and in planning."""
+    return Breaker(
+        config.errors.max_rate,
+        inputs.num_rows,
+        num_failed=len(before.error_row_indices) + planned.failed_rows,
+    )
+
+
+def _finished_already(finished: FinishedRows, path: Path) -> str:
+    failed = f", {finished.num_errors} of them failed" if finished.num_errors else ""
+    return f"all {finished.num_rows} rows are in {path} already{failed}"

@@ -21,6 +21,8 @@ from batchgen.config import (
     PromptConfig,
     PromptFormat,
     SamplingConfig,
+    ScoreCalibration,
+    StructuredConfig,
 )
 from batchgen.errors import UsageError
 
@@ -39,6 +41,7 @@ def check(config: Config) -> None:
         *_input(config.input),
         *_prompt(config.prompt),
         *_sampling(config.sampling),
+        *_structured(config.structured),
         *_pool(config.pool),
         *_counts(config),
         *_output(config),
@@ -137,6 +140,32 @@ def _sampling(sampling: SamplingConfig) -> Iterator[str]:
     problem = sampling.params().problem()
     if problem:
         yield f"sampling.{problem}."
+    calibration, prior = sampling.score_calibration, sampling.score_prior
+    if calibration is not ScoreCalibration.none and not sampling.score_choices:
+        yield f"sampling.score_calibration={calibration} needs sampling.score_choices."
+    if not prior:
+        return
+    if calibration is not ScoreCalibration.prior:
+        yield "sampling.score_prior needs sampling.score_calibration=prior."
+    fits = len(prior) == len(sampling.score_choices) and all(0 < share < 1 for share in prior)
+    if not fits or not math.isclose(sum(prior), 1, abs_tol=1e-3):
+        yield (
+            f"sampling.score_prior={prior} must give each of sampling.score_choices a share "
+            "above 0, and all together 1."
+        )
+
+
+def _structured(structured: StructuredConfig) -> Iterator[str]:
+    names = ("choice", "regex", "json", "json_file")
+    named = [f"structured.{name}" for name in names if getattr(structured, name) is not None]
+    if len(named) > 1:
+        yield (
+            f"{' and '.join(named)} are both named, but an output has one structure. Leave one "
+            "out, or set it to null where a job folder names it."
+        )
+    path = structured.json_file
+    if path is not None and not Path(path).is_file():
+        yield f"structured.json_file={path} is not a file."
 
 
 def _pool(pool: PoolConfig) -> Iterator[str]:

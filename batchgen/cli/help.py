@@ -15,6 +15,7 @@ batchgen {version}: offline batch generation, Parquet in, Parquet out.
   python -m batchgen job=NAME output.dir=DIR       run a job folder; other keys win over it
   python -m batchgen mode=plan ...                 tokenise and plan, load no weights
   python -m batchgen mode=preview input.limit=5 ...   show rendered prompts and token ids
+  python -m batchgen mode=status output.dir=DIR    how far a job is, what a resume would do
   python -m batchgen mode=jobs                     list the job folders
   python -m batchgen -m pool.block_size=8,16 'output.dir=out/${{pool.block_size}}' ...   a sweep
 
@@ -26,15 +27,16 @@ _TAIL = """\
 Quoting: text with any of < > | # = , : [ ] {{ }} or a line break goes into double quotes, and
 all of it into single quotes for the shell; "\\n" is then a line break, as in YAML.
   'sampling.stop=["</s>","\\n\\n"]'  'input.path="a,b.parquet"'  'prompt.template="{{{{ text }}}}"'
-Or it goes into a file: prompt.template_file, prompt.system_file, sampling.stop_file.
+Or it goes into a file: prompt.template_file, prompt.system_file, sampling.stop_file,
+structured.json_file.
 
 Presets: {presets}.   Jobs: {jobs}.
 Flags: -m sweep, --cfg job show the composed values, --config-dir DIR presets of your own,
 --hydra-help all flags, --version.
 
 Exit codes: 0 done, 1 unexpected failure, 2 usage or configuration error (nothing started),
-3 more rows failed than errors.max_rate, 4 the engine failed, 75 interrupted (run it again to
-resume).
+3 more rows failed than errors.max_rate, 4 the engine failed or stood still, 75 interrupted or out
+of time (run it again to resume).
 """
 
 

@@ -21,6 +21,7 @@ _WORDS: Mapping[Any, str] = {
     bool: "true or false",
     list[str]: "a list of text, as in [a,b]",
     list[int]: "a list of integers, as in [1,2]",
+    list[float]: "a list of numbers, as in [0.2,0.8]",
 }
 
 

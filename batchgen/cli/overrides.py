@@ -26,6 +26,7 @@ _FILE_KEYS = {
     "prompt.template": "prompt.template_file",
     "prompt.system": "prompt.system_file",
     "sampling.stop": "sampling.stop_file",
+    "structured.json": "structured.json_file",
 }
 
 

@@ -19,6 +19,7 @@ def resolve_paths(config: Config) -> Config:
         UsageError: a path is a URI, or names no model.
     """
     model, prompt, sampling = config.model, config.prompt, config.sampling
+    structured = config.structured
     tokenizer = model.tokenizer
     return replace(
         config,
@@ -35,8 +36,18 @@ def resolve_paths(config: Config) -> Config:
             shots_file=_file(prompt.shots_file),
         ),
         sampling=replace(sampling, stop_file=_file(sampling.stop_file)),
-        output=replace(config.output, dir=_output(config.output.dir)),
+        structured=replace(structured, json_file=_file(structured.json_file)),
+        output=resolve_output(config).output,
     )
+
+
+def resolve_output(config: Config) -> Config:
+    """Give the configuration with only ``output.dir`` made absolute.
+
+    Raises:
+        UsageError: it is a URI.
+    """
+    return replace(config, output=replace(config.output, dir=_output(config.output.dir)))
 
 
 def absolute(path: str) -> str:

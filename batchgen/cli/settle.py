@@ -12,8 +12,8 @@ import yaml  # type: ignore[import-untyped]
 
 from batchgen.cli.checks import check
 from batchgen.cli.keys import declared_keys
-from batchgen.cli.paths import resolve_paths
-from batchgen.config import Config, Mode
+from batchgen.cli.paths import resolve_output, resolve_paths
+from batchgen.config import Config, Mode, PromptFormat
 from batchgen.errors import UsageError
 
 _Section = TypeVar("_Section")
@@ -25,6 +25,8 @@ _TEXT_OF_PROMPTS = (
     "prompt.separator",
     "prompt.answer_prefix",
     "sampling.stop",
+    "sampling.score_choices",
+    "structured.choice",
 )
 
 
@@ -55,7 +57,9 @@ def settle(values: Mapping[str, Any]) -> Settled:
         UsageError: a mandatory value is missing, or a value makes no sense.
     """
     config = _build(Config, values)
-    if config.mode is not Mode.jobs:
+    if config.mode is Mode.status and _names_no_job(config):
+        config = resolve_output(_with_mandatory(config))
+    elif config.mode is not Mode.jobs:
         config = _with_stop_file(resolve_paths(_with_mandatory(config)))
         check(config)
     plain = _plain(config)
@@ -63,7 +67,8 @@ def settle(values: Mapping[str, Any]) -> Settled:
     defaults = {name: _plain(key.default) for name, key in declared_keys().items()}
     changes = (f"{name}={_short(value)}" for name, value in flat.items() if value != defaults[name])
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
-    return Settled(config, text, tuple(changes), tuple(_written_escapes(flat)))
+    warnings = (*_written_escapes(flat), *_unprefixed_choices(config))
+    return Settled(config, text, tuple(changes), warnings)
 
 
 def _build(section: type[_Section], values: Mapping[str, Any]) -> _Section:
@@ -79,8 +84,17 @@ def _build(section: type[_Section], values: Mapping[str, Any]) -> _Section:
     )
 
 
+def _names_no_job(config: Config) -> bool:
+    """Whether neither a model nor an input is named, so that there is nothing to run."""
+    absent = declared_keys()["model.path"].default
+    return {config.model.path, config.input.path} == {absent}
+
+
 def _with_mandatory(config: Config) -> Config:
-    """Name all mandatory values that are missing; a preview writes nothing."""
+    """Name all mandatory values that are missing.
+
+    A preview writes nothing, and a status runs nothing.
+    """
     if config.mode is Mode.preview and config.output.dir == declared_keys()["output.dir"].default:
         config = replace(config, output=replace(config.output, dir=""))
     given = {
@@ -90,6 +104,8 @@ def _with_mandatory(config: Config) -> Config:
     }
     if config.mode is Mode.preview:
         del given["output.dir"]
+    if config.mode is Mode.status and _names_no_job(config):
+        del given["model.path"], given["input.path"]
     missing = [name for name, value in given.items() if value.strip() in ("", "???")]
     if missing:
         listed = "\n".join(f"  {name}: {declared_keys()[name].meaning}" for name in missing)
@@ -147,6 +163,25 @@ def _written_escapes(flat: Mapping[str, Any]) -> Iterator[str]:
                     "break or a tab put the value into double quotes: "
                     f"'{name}=\"...{found[0]}...\"'."
                 )
+
+
+def _unprefixed_choices(config: Config) -> Iterator[str]:
+    """Choices without the space that the shots' answers have are legal, but ill guessed."""
+    prompt = config.prompt
+    if prompt.format is not PromptFormat.plain or not prompt.shots_file:
+        return
+    for key, choices in (
+        ("structured.choice", config.structured.choice or []),
+        ("sampling.score_choices", config.sampling.score_choices),
+    ):
+        bare = next((each for each in choices if not each.startswith(prompt.answer_prefix)), None)
+        if bare is not None:
+            example = f"{prompt.answer_prefix}{bare}"
+            yield (
+                f"{key}: the answers of prompt.shots_file stand behind {prompt.answer_prefix!r} "
+                f"(prompt.answer_prefix), {bare!r} does not. The model labels better with the "
+                f"choices as it sees them: {example!r}."
+            )
 
 
 def _short(value: Any) -> str:

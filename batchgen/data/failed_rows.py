@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batchgen.data import failpoints
 from batchgen.data.files import OutputError, fsync_directory, temporary_path
 from batchgen.data.reader import read_original_rows
 from batchgen.data.source import InputSource
@@ -38,11 +39,15 @@ def write_failed_rows(
     staged = temporary_path(directory)
     try:
         if len(row_indices):
+            failpoints.reached("errors.begin")
             staged.mkdir()
             _write_files(source, row_indices, staged)
+        failpoints.reached("errors.synced")
         shutil.rmtree(directory, ignore_errors=True)
+        failpoints.reached("errors.cleared")
         if len(row_indices):
             staged.rename(directory)
+        failpoints.reached("errors.renamed")
         fsync_directory(directory.parent)
     except (OSError, pa.ArrowException) as error:
         raise OutputError.at(directory, error) from error

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ _WHOLE_FILE_BYTES = 64 << 20
 _SAMPLED_CHUNKS = 256
 _SHOWN_DIFFERENCES = 10
 _SHOWN_CHARACTERS = 80
+# Of two long texts, what stands before their first difference.
+_SHOWN_BEFORE = 20
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 Fingerprint = Mapping[str, Any]
 """Nested mapping of everything that can change the text of a result: names to JSON values."""
@@ -58,18 +63,20 @@ def refuse_mismatch(directory: Path, differences: Sequence[Difference]) -> None:
     """
     if not differences:
         return
-    lines = [
-        f"  {item.key}: {_shown(item.old)} then, {_shown(item.new)} now"
-        for item in differences[:_SHOWN_DIFFERENCES]
-    ]
-    if len(differences) > _SHOWN_DIFFERENCES:
-        lines.append(f"  and {len(differences) - _SHOWN_DIFFERENCES} more")
     raise UsageError(
         f"output.dir={directory} holds results of another run; these differ:\n"
-        + "\n".join(lines)
+        + "\n".join(describe(differences))
         + "\nSet them back to resume it, choose another output.dir, or set "
         "output.overwrite=true to throw its results away"
     )
+
+
+def describe(differences: Sequence[Difference]) -> list[str]:
+    """Word differences for people, a line each; long values show where they part."""
+    lines = [f"  {item.key}: {_change(item)}" for item in differences[:_SHOWN_DIFFERENCES]]
+    if len(differences) > _SHOWN_DIFFERENCES:
+        lines.append(f"  and {len(differences) - _SHOWN_DIFFERENCES} more")
+    return lines
 
 
 def write_manifest(path: Path, fingerprint: Fingerprint, details: Mapping[str, Any]) -> None:
@@ -94,8 +101,8 @@ def write_manifest(path: Path, fingerprint: Fingerprint, details: Mapping[str, A
     )
 
 
-def read_fingerprint(path: Path) -> Fingerprint | None:
-    """Give the fingerprint stored in a manifest, or None where there is no manifest.
+def read_manifest(path: Path) -> Mapping[str, Any] | None:
+    """Give a manifest's content, or None where there is no manifest.
 
     Raises:
         UsageError: the manifest is damaged, or of a version this program does not know.
@@ -103,8 +110,8 @@ def read_fingerprint(path: Path) -> Fingerprint | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version, fingerprint = content["schema_version"], content["fingerprint"]
+        content = dict(json.loads(path.read_text(encoding="utf-8")))
+        version, _ = content["schema_version"], dict(content["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"output.dir: {path} cannot be read ({error!r}); choose another output.dir, or set "
@@ -115,7 +122,17 @@ def read_fingerprint(path: Path) -> Fingerprint | None:
             f"output.dir: {path} has schema version {version}, this program knows "
             f"{SCHEMA_VERSION}; choose another output.dir"
         )
-    return dict(fingerprint)
+    return content
+
+
+def read_fingerprint(path: Path) -> Fingerprint | None:
+    """Give the fingerprint stored in a manifest, or None where there is no manifest.
+
+    Raises:
+        UsageError: as :func:`read_manifest`.
+    """
+    content = read_manifest(path)
+    return None if content is None else dict(content["fingerprint"])
 
 
 def file_digest(path: Path) -> str:
@@ -154,6 +171,27 @@ def _flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _shown(value: Any) -> str:
-    text = value if value == ABSENT else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+def _change(item: Difference) -> str:
+    old, new = item.old, item.new
+    if _is_digest(old) and _is_digest(new):
+        return "its content has changed"
+    start = 0
+    if isinstance(old, str) and isinstance(new, str) and ABSENT not in (old, new):
+        shared = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))
+        )
+        start = max(0, shared - _SHOWN_BEFORE)
+    return f"{_shown(old, start)} then, {_shown(new, start)} now"
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def _shown(value: Any, start: int) -> str:
+    """Show a value, a text from where it is worth it."""
+    if value == ABSENT:
+        return ABSENT
+    before = "..." if start else ""
+    text = json.dumps(value[start:] if start else value, ensure_ascii=False)
+    return before + (text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from batchgen.data import failpoints
 from batchgen.data.files import OutputError
 from batchgen.data.parts import list_parts, part_name, read_part, write_part
 from batchgen.data.replace import replace_parts, staging_directory
@@ -42,6 +43,7 @@ def sort_parts(directory: Path, limits: PartLimits, bucket_bytes: int = 256 << 2
 
     Raises:
         OutputError: the new parts could not be written; the old ones are untouched.
+        DamagedPartError: a part cannot be read; nothing has changed.
     """
     parts = list_parts(directory)
     if _is_sorted(parts):
@@ -81,9 +83,11 @@ def _write_sorted(
     bucket_directory = staged / "buckets"
     bucket_directory.mkdir()
     buckets = _deal(parts, _bucket_bounds(rows, total_bytes, bucket_bytes), bucket_directory)
+    failpoints.reached("sort.dealt")
     for number, table in enumerate(_full_parts(map(_read_sorted, buckets), limits)):
         write_part(staged / part_name(number, width), table)
     shutil.rmtree(bucket_directory)
+    failpoints.reached("sort.staged")
 
 
 def _row_index(path: Path) -> npt.NDArray[np.int64]:

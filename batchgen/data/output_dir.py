@@ -1,8 +1,7 @@
 """The output directory from the first look at it to ``_SUCCESS``."""
 
-import logging
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -12,11 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchgen.data import failpoints
+from batchgen.data.discard import discard_rows
 from batchgen.data.failed_rows import write_failed_rows
 from batchgen.data.files import (
     OutputError,
     fsync_directory,
-    is_temporary,
+    make_directory_durably,
     remove_durably,
     write_json_durably,
     write_text_durably,
@@ -31,32 +32,17 @@ from batchgen.data.manifest import (
     write_manifest,
 )
 from batchgen.data.ordering import sort_parts
-from batchgen.data.parts import (
-    is_complete_part,
-    list_parts,
-    next_part_number,
-    part_name,
-    part_number,
-    read_part,
-    write_part,
-)
-from batchgen.data.replace import (
-    RECORD_NAME,
-    STAGED_NAME,
-    complete_replacement,
-    replace_parts,
-    staging_directory,
-)
+from batchgen.data.parts import DamagedPartError, list_parts, part_name, part_number, write_part
+from batchgen.data.recovery import QUARANTINE, recover, remove, set_aside
+from batchgen.data.replace import RECORD_NAME, STAGED_NAME
+from batchgen.data.rewrite import rewrite_parts
 from batchgen.data.source import InputSource
 from batchgen.data.writer import PartLimits
 from batchgen.errors import UsageError
 
-logger = logging.getLogger(__name__)
-
 Resume = Literal["if_possible", "never", "always"]
 
-MANIFEST, SUCCESS, LOCK = "_manifest.json", "_SUCCESS", "_lock"
-ERRORS, QUARANTINE = "_errors", "_quarantine"
+MANIFEST, SUCCESS, LOCK, ERRORS = "_manifest.json", "_SUCCESS", "_lock", "_errors"
 # What holds results, in the order in which it is thrown away: the manifest goes last, so
 # that a half-cleared directory is still known as ours. The plan is made anew by each run.
 _RESULT_NAMES = (
@@ -97,16 +83,13 @@ class OutputDir:
             OutputError: what a killed run left cannot be put right.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directory_durably(self.path)
             self._refuse_foreign()
             self._lock.acquire()
         except OSError as error:
             raise UsageError(f"output.dir={self.path} cannot be used: {error}") from error
         try:
-            self._recover()
-        except OSError as error:
-            self._lock.release()
-            raise OutputError.at(self.path, error) from error
+            recover(self.path)
         except BaseException:
             self._lock.release()
             raise
@@ -176,28 +159,46 @@ class OutputDir:
         remove_durably(self.path / SUCCESS)
 
     def finished_rows(self, id_type: pa.DataType) -> FinishedRows:
-        """Read which rows are done.
+        """Read which rows are done; a part that turns out to be damaged is set aside.
 
         Raises:
             UsageError: a row's result stands twice, or ids are of another type.
+            OutputError: the parts cannot be read.
         """
-        return FinishedRows.read(self.parts, id_type)
+        try:
+            while True:
+                try:
+                    return FinishedRows.read(self.parts, id_type)
+                except DamagedPartError as damage:
+                    set_aside(damage)
+        except OSError as error:
+            raise OutputError.at(self.path, error) from error
 
     def discard_errors(self) -> int:
         """Remove the output rows of failed input rows, so that they are run again.
 
         Returns:
             rows removed.
+
+        Raises:
+            OutputError: the disk does not take the change.
         """
-        return self._discard(lambda table: pc.equal(table.column("status"), "error"))
+        with self._damage_set_aside():
+            return discard_rows(self.path, lambda table: pc.equal(table.column("status"), "error"))
 
     def discard_ids(self, ids: pa.Array) -> int:
         """Remove all output rows of some ids, as of rows with only some of their samples.
 
         Returns:
             rows removed.
+
+        Raises:
+            OutputError: the disk does not take the change.
         """
-        return self._discard(lambda table: pc.is_in(table.column("id"), value_set=ids))
+        with self._damage_set_aside():
+            return discard_rows(
+                self.path, lambda table: pc.is_in(table.column("id"), value_set=ids)
+            )
 
     def write_empty_part_if_none(self, schema: pa.Schema) -> None:
         """Make sure that the directory is a valid table, even without any row.
@@ -213,8 +214,21 @@ class OutputDir:
 
         Returns:
             whether anything had to be moved.
+
+        Raises:
+            OutputError: the disk does not take the change.
         """
-        return sort_parts(self.path, PartLimits.of(rows_per_part))
+        with self._damage_set_aside():
+            return sort_parts(self.path, PartLimits.of(rows_per_part))
+
+    def rewrite(self, change: Callable[[pa.Table], pa.Table]) -> None:
+        """Change columns of all parts (see ``rewrite_parts``).
+
+        Raises:
+            OutputError: the disk does not take the change.
+        """
+        with self._damage_set_aside():
+            rewrite_parts(self.path, change)
 
     def write_errors(self, source: InputSource, row_indices: npt.NDArray[np.int64]) -> None:
         """Write the failed input rows to ``_errors`` (see ``write_failed_rows``)."""
@@ -257,60 +271,28 @@ class OutputDir:
                 "output.overwrite=true to write there all the same"
             )
 
-    def _recover(self) -> None:
-        complete_replacement(self.path)
-        for entry in self.path.iterdir():
-            if is_temporary(entry.name):
-                _remove(entry)
-        for path in self.parts:
-            if not is_complete_part(path):
-                self._quarantine(path)
-        fsync_directory(self.path)
-
     def _clear(self) -> None:
-        for path in (
-            self.path / SUCCESS,
-            *self.parts,
-            *(self.path / name for name in _RESULT_NAMES),
-        ):
-            _remove(path)
-
-    def _quarantine(self, path: Path) -> None:
-        directory = self.path / QUARANTINE
-        directory.mkdir(exist_ok=True)
-        path.rename(directory / path.name)
-        logger.warning("moved it to %s; its rows are run again", directory)
-
-    def _discard(self, is_unwanted: Callable[[pa.Table], Any]) -> int:
-        """Rewrite the parts that hold unwanted rows without them; they vanish all at once."""
-        affected: list[Path] = []
-        removed = 0
-        number = next_part_number(self.path)
         try:
-            staged = staging_directory(self.path)
-            for path in self.parts:
-                table = read_part(path)
-                kept = table.filter(pc.invert(is_unwanted(table)))
-                if len(kept) == len(table):
-                    continue
-                affected.append(path)
-                removed += len(table) - len(kept)
-                if len(kept):
-                    write_part(staged / part_name(number + len(affected) - 1), kept)
+            for path in (
+                self.path / SUCCESS,
+                *self.parts,
+                *(self.path / name for name in _RESULT_NAMES),
+            ):
+                remove(path)
+                failpoints.reached("clear.removed")
+            # A power cut must not bring old parts back beside a new manifest.
+            fsync_directory(self.path)
         except OSError as error:
             raise OutputError.at(self.path, error) from error
-        if affected:
-            replace_parts(self.path, affected)
-        else:
-            staged.rmdir()
-        return removed
 
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    @contextmanager
+    def _damage_set_aside(self) -> Iterator[None]:
+        """Set a part aside that turns out to be damaged, and say that a new run mends it."""
+        try:
+            yield
+        except DamagedPartError as damage:
+            set_aside(damage)
+            raise OutputError(f"{damage}; the same command runs its rows again") from damage
 
 
 def _names(entries: Sequence[Path]) -> str:

@@ -1,18 +1,15 @@
 """Part files: ``part-00042-9f3a1c07.parquet``, each complete from the moment it has its name."""
 
-import logging
-import os
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchgen.data.files import OutputError, fsync_directory, temporary_path
-
-logger = logging.getLogger(__name__)
+from batchgen.data.files import OutputError, durable_file
 
 _PART = re.compile(r"part-(\d{5,})-[0-9a-f]{8}\.parquet")
 
@@ -50,37 +47,69 @@ def write_part(path: Path, table: pa.Table) -> int:
         bytes on disk.
 
     Raises:
-        OutputError: naming the path; nothing is left under either name.
+        OutputError: naming the path; what stands under it is whole, if anything does.
     """
-    temporary = temporary_path(path)
     try:
-        with temporary.open("xb") as file:
-            pq.write_table(table, file, row_group_size=max(1, len(table)), compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
+        with durable_file(path, "part") as file:
+            pq.write_table(
+                table,
+                file,
+                row_group_size=max(1, len(table)),
+                compression="zstd",
+                write_page_checksum=True,
+            )
             size_bytes = file.tell()
-        temporary.rename(path)
-        fsync_directory(path.parent)
-    except (OSError, pa.ArrowException) as error:
-        temporary.unlink(missing_ok=True)
+    except pa.ArrowException as error:
         raise OutputError.at(path, error) from error
     return size_bytes
+
+
+class DamagedPartError(Exception):
+    """A part does not hold what its writer put into it.
+
+    Attributes:
+        path: the part.
+    """
+
+    def __init__(self, path: Path, reason: Exception) -> None:
+        super().__init__(f"{path} is damaged ({reason})")
+        self.path = path
 
 
 def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a part, or some of its columns, as it stands.
 
     ``pyarrow.parquet.read_table`` would add a column for each ``key=value`` in the path.
+
+    Raises:
+        DamagedPartError: it is cut short, or bytes in it are not what they were.
+        OSError: the operating system could not read it.
     """
-    with pq.ParquetFile(path) as file:
+    with _opened(path) as file:
         return file.read(columns=columns)
 
 
-def is_complete_part(path: Path) -> bool:
-    """Whether a part has a readable footer."""
+def part_schema(path: Path) -> pa.Schema:
+    """Read the schema in a part's footer, without any rows.
+
+    Raises:
+        DamagedPartError: it has none.
+        OSError: the operating system could not read it.
+    """
+    with _opened(path) as file:
+        return file.schema_arrow
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(path):
-            return True
-    except (pa.ArrowException, OSError) as error:
-        logger.warning("%s is damaged (%s)", path, error)
-        return False
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
+    except pa.ArrowException as error:
+        raise DamagedPartError(path, error) from error
+    except OSError as error:
+        # Arrow says in this way, too, that it cannot make sense of a footer or a page. A
+        # disk that fails is another matter: what it holds may be read again tomorrow.
+        if error.errno is not None:
+            raise
+        raise DamagedPartError(path, error) from error

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batchgen.data import failpoints
 from batchgen.data.ids import IdCheck
 from batchgen.data.source import InputFile, InputSource
 from batchgen.data.types import conform, is_text, replace_invalid_text
@@ -264,7 +265,9 @@ def _iter_batches(
     try:
         with pq.ParquetFile(file.path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False) as parquet:
             groups = None if row_group is None else [row_group]
-            yield from parquet.iter_batches(batch_rows, columns=columns, row_groups=groups)
+            for batch in parquet.iter_batches(batch_rows, columns=columns, row_groups=groups):
+                failpoints.reached("input.batch")
+                yield batch
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"input.path: {file.path} cannot be read: {error}") from error
 

@@ -28,6 +28,10 @@ class RowResult:
         output_token_ids: generated tokens, the stop token included.
         finish_reason: ``stop``, ``length``, ``repetition`` or ``error``.
         stop_reason: the stop string or stop token id that ended it, as text.
+        label: the likeliest of the row's choices, where it was scored.
+        label_score: its probability among the choices.
+        label_scores: the probability of each choice, calibrated where that was asked for.
+        label_logprobs: the model's own log-probability of each choice after the prompt.
         error_type: one of ``RowErrorType``.
         error_message: what was wrong, for the user.
         prompt_tokens: tokens of the prompt.
@@ -55,6 +59,10 @@ class RowResult:
     output_token_ids: Sequence[int] | None = None
     finish_reason: str | None = None
     stop_reason: str | None = None
+    label: str | None = None
+    label_score: float | None = None
+    label_scores: Sequence[tuple[str, float]] | None = None
+    label_logprobs: Sequence[tuple[str, float]] | None = None
     error_type: str | None = None
     error_message: str | None = None
     prompt_tokens: int | None = None
@@ -80,7 +88,10 @@ class RowResult:
         text_bytes = sum(
             len(text.encode(errors="replace")) for text in texts if isinstance(text, str)
         )
-        return _FIXED_ROW_BYTES + text_bytes + 4 * len(self.output_token_ids or ())
+        # A choice stands twice in the row, with a number and an offset each.
+        label_bytes = sum(2 * len(choice.encode()) + 24 for choice, _ in self.label_scores or ())
+        token_bytes = 4 * len(self.output_token_ids or ())
+        return _FIXED_ROW_BYTES + text_bytes + label_bytes + token_bytes
 
 
 def output_schema(id_type: pa.DataType) -> pa.Schema:
@@ -100,6 +111,10 @@ def output_schema(id_type: pa.DataType) -> pa.Schema:
             ("output_token_ids", pa.list_(pa.int32())),
             ("finish_reason", pa.string()),
             ("stop_reason", pa.string()),
+            ("label", pa.string()),
+            ("label_score", pa.float64()),
+            ("label_scores", pa.map_(pa.string(), pa.float64())),
+            ("label_logprobs", pa.map_(pa.string(), pa.float64())),
             ("error_type", pa.string()),
             ("error_message", pa.string()),
             ("prompt_tokens", count),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batchgen.data import failpoints
 from batchgen.data.types import common_type, normalize_type
 from batchgen.errors import UsageError
 
@@ -186,9 +187,12 @@ def _read_footer(path: Path) -> tuple[pa.Schema, int]:
         UsageError: the file cannot be read as Parquet, or has two columns of one name.
     """
     try:
+        failpoints.reached("input.footer")
         with pq.ParquetFile(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
     except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise UsageError(f"input.path: {path} cannot be read: {error}") from error
         raise UsageError(
             f"input.path: {path} is not a complete Parquet file ({error}); "
             "write it again or move it away"

@@ -53,12 +53,14 @@ class WriterStats:
         parts: finished parts.
         size_bytes: bytes of finished parts on disk.
         write_s: seconds the writer's thread spent on making and syncing parts.
+        last_write_s: of them, those for the last part.
     """
 
     rows: int = 0
     parts: int = 0
     size_bytes: int = 0
     write_s: float = 0.0
+    last_write_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -106,6 +108,11 @@ class PartWriter:
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="batchgen-writer", daemon=True)
         self._thread.start()
+
+    @property
+    def num_pending(self) -> int:
+        """Rows that have come and are in no part yet, about."""
+        return self._queue.qsize() + len(self._pending)
 
     def put(self, row: RowResult) -> None:
         """Hand over a row; blocks while the queue is full.
@@ -215,7 +222,8 @@ class PartWriter:
         try:
             start = time.perf_counter()
             self._write(to_table(rows, self._schema))
-            self.stats.write_s += time.perf_counter() - start
+            self.stats.last_write_s = time.perf_counter() - start
+            self.stats.write_s += self.stats.last_write_s
         except Exception as error:
             # Handed to the thread that puts rows.
             self._failure = error

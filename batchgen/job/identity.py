@@ -38,7 +38,11 @@ def fingerprint(config: Config, inputs: JobInputs, *, device: str, id_digest: st
         },
         "engine": {"attention": config.engine.attention.value},
         "prompt": {**spec, "shots": _digest(shots), "source": inputs.renderer.source.value},
-        "sampling": asdict(inputs.sampling),
+        "sampling": {
+            **asdict(inputs.sampling),
+            "score_calibration": config.sampling.score_calibration.value,
+            "score_prior": config.sampling.score_prior,
+        },
         "input": {
             "files": _input_files(inputs),
             "id_column": config.input.id_column,

@@ -1,7 +1,7 @@
 """What a job reads: rows, tokenizer, limits, and how a row becomes a prompt."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,21 @@ import pyarrow as pa
 from batchgen.config import Config, InputConfig, PromptConfig
 from batchgen.data.reader import id_type, read_rows
 from batchgen.data.source import InputSource, discover
-from batchgen.errors import UsageError
+from batchgen.errors import RowErrorType, UsageError
 from batchgen.prompts.limits import Limits
 from batchgen.prompts.render import PromptSpec, Renderer
+from batchgen.prompts.row_sampling import num_samples
 from batchgen.prompts.shots import load_shots
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.prompts.tokenizer import Tokenizer, load_tokenizer
-from batchgen.runtime.model import ModelSource, load_config, resolve_max_model_len
-from batchgen.sampling import SamplingParams
+from batchgen.runtime.model import (
+    ModelSource,
+    load_config,
+    load_eos_ids,
+    resolve_max_model_len,
+)
+from batchgen.sampling import SamplingParams, Structure
+from batchgen.structured.grammars import Grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class JobInputs:
         limits: what the model can take.
         renderer: rows to prompts.
         sampling: the job's parameters.
+        grammars: what structured outputs may be.
         model_config: transformers' configuration of the model.
     """
 
@@ -42,6 +50,7 @@ class JobInputs:
     limits: Limits
     renderer: Renderer
     sampling: SamplingParams
+    grammars: Grammars
     model_config: Any
 
     @classmethod
@@ -59,12 +68,20 @@ class JobInputs:
             revision=None if config.model.tokenizer else config.model.revision,
             trust_remote_code=config.model.trust_remote_code,
         )
-        sampling = config.sampling.params()
+        sampling = job_sampling(config)
         if sampling.stop and tokenizer is None:
             raise UsageError(
                 "sampling.stop needs text, but the model has no tokenizer; name one with "
                 "model.tokenizer, or use sampling.stop_token_ids"
             )
+        grammars = Grammars(
+            tokenizer,
+            model_config.vocab_size,
+            lambda: load_eos_ids(model_source(config), model_config),
+        )
+        problem = grammars.problem(sampling)
+        if problem is not None and problem.type is RowErrorType.INVALID_SAMPLING_PARAMS:
+            raise UsageError(problem.message)
         return cls(
             source=source,
             id_type=id_type(source, config.input.id_column),
@@ -76,6 +93,7 @@ class JobInputs:
             ),
             renderer=Renderer(prompt_spec(config.prompt), source.schema, tokenizer),
             sampling=sampling,
+            grammars=grammars,
             model_config=model_config,
         )
 
@@ -96,7 +114,14 @@ class JobInputs:
             self.limits,
             self.sampling,
             priority_column=priority,
+            output_problem=self.grammars.problem,
         )
+
+    def requests_of(self, params: SamplingParams) -> int:
+        """Count the requests that a row with some parameters makes."""
+        if params.score_choices:
+            return self.grammars.num_nodes(params.score_choices)
+        return num_samples(params)
 
 
 def _check_priority(config: InputConfig, schema: pa.Schema) -> None:
@@ -118,6 +143,26 @@ def _check_priority(config: InputConfig, schema: pa.Schema) -> None:
 def model_source(config: Config) -> ModelSource:
     """Say where the model comes from, in the runtime's words."""
     return ModelSource(config.model.path, config.model.revision, config.model.trust_remote_code)
+
+
+def job_sampling(config: Config) -> SamplingParams:
+    """Put the job's sampling parameters and structure together.
+
+    Raises:
+        UsageError: they make no sense, or a file cannot be read.
+    """
+    given, key = config.structured, "structured.json_file"
+    schema = _text(given.json, given.json_file, key)
+    try:
+        structure = Structure.of({"choice": given.choice, "regex": given.regex, "json": schema})
+    except ValueError as error:
+        where = f"{key}={given.json_file}: " if given.json_file else ""
+        raise UsageError(f"{where}{error}") from error
+    params = replace(config.sampling.params(), structured=structure)
+    problem = params.problem()
+    if problem:
+        raise UsageError(f"sampling.{problem}")
+    return params
 
 
 def prompt_spec(prompt: PromptConfig) -> PromptSpec:

@@ -1,18 +1,23 @@
-"""SIGTERM and SIGINT: stop cleanly, keep what is finished, exit 75."""
+"""SIGTERM, SIGINT and the end of the time budget: stop cleanly, keep what is finished.
+
+SIGUSR1 asks for a state dump and stops nothing.
+"""
 
 import signal
-from collections.abc import Iterator
+import threading
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from batchgen.errors import JobInterruptedError
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SHOWN_FRAMES = 6
 
 
 class StopRequested(KeyboardInterrupt):
-    """A signal came.
+    """The run has been asked to stop.
 
     Not an ``Exception``: it may come up anywhere, and code that turns what fails into a
     bad row or a bad model must not take it for that.
@@ -26,16 +31,36 @@ class Interrupts:
     planning leave nothing behind. There the first signal only sets a flag, so that a
     step's tokens are not lost half-way; a second one raises at once. What leaves the
     context is a :class:`JobInterruptedError`.
+
+    Args:
+        alarm_s: seconds after which the run is asked to stop, as by a signal.
+        alarm_reason: what is said then to have stopped it.
+        say: takes what a state dump prints outside :meth:`held`.
     """
 
-    def __init__(self) -> None:
-        self._name: str | None = None
+    def __init__(
+        self,
+        *,
+        alarm_s: float | None = None,
+        alarm_reason: str = "",
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._alarm_s = alarm_s
+        self._alarm_reason = alarm_reason
+        self._say = say
+        self._reason: str | None = None
         self._defer = False
+        self._dump_asked = False
+        self._failure: Exception | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in _SIGNALS:
-            self._previous[number] = signal.signal(number, self._handle)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+            self._previous[number] = signal.signal(number, self._stop)
+        self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._dump)
+        if self._alarm_s is not None:
+            # An interval of 0 would never come.
+            signal.setitimer(signal.ITIMER_REAL, max(self._alarm_s, 1e-6))
         return self
 
     def __exit__(
@@ -44,6 +69,8 @@ class Interrupts:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._alarm_s is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if isinstance(error, StopRequested):
@@ -59,17 +86,41 @@ class Interrupts:
             self._defer = False
 
     def check(self) -> None:
-        """Raise if a signal has come.
+        """Raise if the run has been asked to stop.
 
         Raises:
             StopRequested: it has.
         """
-        if self._name is not None:
-            raise StopRequested(f"stopped by {self._name}")
+        if self._reason is not None:
+            raise StopRequested(f"stopped by {self._reason}")
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def take_dump_request(self) -> bool:
+        """Whether a state dump has been asked for since the last call."""
+        asked, self._dump_asked = self._dump_asked, False
+        return asked
+
+    def give_up(self, failure: Exception) -> None:
+        """Raise a failure in the main thread, wherever it is; for other threads to call."""
+        self._failure = failure
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGALRM)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
         del frame
-        first = self._name is None
-        self._name = signal.Signals(number).name
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        first = self._reason is None
+        is_alarm = number == signal.SIGALRM
+        self._reason = self._alarm_reason if is_alarm else signal.Signals(number).name
         if not (self._defer and first):
             self.check()
+
+    def _dump(self, number: int, frame: FrameType | None) -> None:
+        del number
+        if self._defer:
+            self._dump_asked = True
+            return
+        stack = "".join(traceback.format_stack(frame)[-_SHOWN_FRAMES:])
+        self._say(f"state: the engine does not run; the process is at\n{stack.rstrip()}")

@@ -22,9 +22,9 @@ from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.errors import UsageError
 from batchgen.job.inputs import model_source
-from batchgen.runtime.debug import DebugExecutor
 from batchgen.runtime.attention import AttentionBackend
 from batchgen.runtime.backends import AttentionName, choose_attention
+from batchgen.runtime.debug import DebugExecutor
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import (
     KVCache,

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from batchgen.config import Config
+from batchgen.data import failpoints
 from batchgen.data.files import OutputError
 from batchgen.data.finished import FinishedRows
 from batchgen.data.output_dir import OutputDir
@@ -46,6 +47,11 @@ class JobPlan:
         return bool(_done(finished, self.store, self.num_samples).all())
 
     @property
+    def id_type(self) -> pa.DataType:
+        """Arrow type of the ids."""
+        return self.store.row_ids.type
+
+    @property
     def total_rows(self) -> int:
         """Output rows of the whole job."""
         return int(self._output_rows.sum())
@@ -56,10 +62,19 @@ class JobPlan:
         return int(self._output_rows[self.done].sum())
 
     @property
+    def failed_rows(self) -> int:
+        """Input rows that failed in planning and have no output yet."""
+        return int((self._failed & ~self.done).sum())
+
+    @property
     def _output_rows(self) -> Counts:
+        return np.where(self._failed, 1, self.num_samples)
+
+    @property
+    def _failed(self) -> Mask:
         failed = np.ones(self.store.num_rows, dtype=np.bool_)
         failed[self.store.good_rows] = False
-        return np.where(failed, 1, self.num_samples)
+        return failed
 
 
 def open_output(
@@ -125,6 +140,7 @@ def plan_job(
         order=config.schedule.order.value,
         window_rows=config.schedule.window_rows,
         done=done,
+        requests_of=inputs.requests_of,
     )
     plan = replace(plan, advice=_advice(config, inputs, spec, renderer, store, plan))
     phases = {"tokenize_s": tokenized - started, "order_s": time.perf_counter() - tokenized}
@@ -158,9 +174,12 @@ def _write_store(config: Config, inputs: JobInputs, output: OutputDir) -> Prompt
     path = output.path / "_plan" / "prompts.arrow"
     prompts = inputs.prompts(config.input)
     try:
-        return PromptStore.write(path, inputs.id_type, prompts)
+        failpoints.reached("prompts.begin")
+        store = PromptStore.write(path, inputs.id_type, prompts)
+        failpoints.reached("prompts.durable")
     except OSError as error:
         raise OutputError.at(path, error) from error
+    return store
 
 
 def _done(finished: FinishedRows, store: PromptStore, num_samples: Counts) -> Mask:

@@ -1,7 +1,7 @@
 """Planned rows in, requests out; finished requests in, output rows out."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -9,12 +9,19 @@ import numpy.typing as npt
 from batchgen.data.schema import RowResult
 from batchgen.engine.request import BlockAccount, Request, noise_key
 from batchgen.errors import RowError
+from batchgen.job.scores import joined, label_columns
 from batchgen.prompts.plan import Plan
 from batchgen.prompts.row_sampling import row_params
 from batchgen.prompts.store import PromptStore
 from batchgen.prompts.tokenizer import Tokenizer
 from batchgen.runtime.detokenize import StopStringMatcher, generated_text, text_until_stop
 from batchgen.sampling import SamplingParams
+from batchgen.structured.choices import ChoiceTree
+from batchgen.structured.constraint import TokenConstraint
+from batchgen.structured.grammars import Grammars
+
+# A scored request generates nothing.
+_SCORING = SamplingParams(max_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,7 @@ class RequestStream:
         tokenizer: Tokenizer | None,
         max_model_len: int,
         block_size: int,
+        grammars: Grammars,
     ) -> None:
         self._store = store
         self._plan = plan
@@ -51,15 +59,21 @@ class RequestStream:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._block_size = block_size
+        self._grammars = grammars
         self._receivers: dict[int, list[Receiver]] = {}
         # By input position: results of rows of which other samples are still to come.
         self._samples: dict[int, list[RowResult]] = {}
+        # By store row: ended nodes of a scored row of which others are still to come.
+        self._nodes: dict[int, list[Request]] = {}
         self._next_id = 0
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests one by one; a row's samples stand together."""
         for row in self._plan.order.tolist():
             params = self._params[row]
+            if params.score_choices:
+                yield from self._node_requests(row, self._grammars.tree(params.score_choices))
+                continue
             if params.is_greedy:
                 yield self._request(row, 0, self._greedy_receivers(row))
                 continue
@@ -77,6 +91,9 @@ class RequestStream:
             started: when the run's first step began, on the engine's clock, in seconds.
         """
         receivers = self._receivers.pop(request.request_id)
+        if request.scores is not None:
+            yield from self._scored_row(request, receivers, started)
+            return
         if request.error is not None:
             rows = dict.fromkeys(receiver.row for receiver in receivers)
             results = [self.error_result(row, request.error) for row in rows]
@@ -84,6 +101,24 @@ class RequestStream:
             text = self._text(request)
             results = [self._result(request, each, text, started) for each in receivers]
         yield from results if request.params.is_greedy else self._whole_row(request, results)
+
+    def _scored_row(
+        self, request: Request, receivers: list[Receiver], started: float
+    ) -> list[RowResult]:
+        """Hold a node's scores until it is the last one of its row; then give the results."""
+        row = receivers[0].row
+        tree = self._grammars.tree(self._params[row].score_choices)
+        nodes = [*self._nodes.pop(row, ()), request]
+        if len(nodes) < len(tree.paths):
+            self._nodes[row] = nodes
+            return []
+        nodes.sort(key=lambda each: each.request_id)
+        whole = joined(nodes)
+        if whole.error is not None:
+            return [self.error_result(each.row, whole.error) for each in receivers]
+        columns = label_columns(tree, nodes)
+        results = (self._result(whole, each, None, started) for each in receivers)
+        return [replace(result, **columns) for result in results]
 
     def _whole_row(self, request: Request, results: list[RowResult]) -> list[RowResult]:
         """Hold a sample's result until it is the last one of its row; then give them all."""
@@ -93,6 +128,11 @@ class RequestStream:
             self._samples[row] = results
             return []
         return [each for each in results if each.status == "error"][:1] or results
+
+    def name_of(self, request: Request) -> str:
+        """Name the output row that a request computes, for people."""
+        receiver = self._receivers[request.request_id][0]
+        return f"id {self._row_id(receiver.row)}, sample {receiver.sample_index}"
 
     def error_result(self, row: int, error: RowError) -> RowResult:
         """Make the output row of a store row that failed."""
@@ -121,6 +161,22 @@ class RequestStream:
             for sample in range(self._params[each].n)
         ]
 
+    def _node_requests(self, row: int, tree: ChoiceTree) -> Iterator[Request]:
+        """Ask at each node of the choices' tree, behind the shared prompt, how they go on."""
+        receivers = self._greedy_receivers(row)
+        prompt = self._store.ids(row).tolist()
+        for path, next_tokens in zip(tree.paths, tree.next_tokens, strict=True):
+            request_id, self._next_id = self._next_id, self._next_id + 1
+            self._receivers[request_id] = receivers
+            yield Request.create(
+                request_id,
+                [*prompt, *path],
+                _SCORING,
+                max_model_len=self._max_model_len,
+                scored_tokens=next_tokens,
+                priority=int(self._store.priorities[row]),
+            )
+
     def _request(self, row: int, sample: int, receivers: list[Receiver]) -> Request:
         params = self._params[row]
         request_id, self._next_id = self._next_id, self._next_id + 1
@@ -132,6 +188,7 @@ class RequestStream:
             max_model_len=self._max_model_len,
             noise_key=noise_key(params.seed, self._row_id(row), sample),
             text_stop=self._text_stop(params),
+            constraint=self._constraint(params),
             priority=int(self._store.priorities[row]),
         )
 
@@ -139,6 +196,11 @@ class RequestStream:
         if self._tokenizer is None or not params.stop:
             return None
         return StopStringMatcher(self._tokenizer, params.stop)
+
+    def _constraint(self, params: SamplingParams) -> TokenConstraint | None:
+        if params.structured is None:
+            return None
+        return self._grammars.constraint(params.structured)
 
     def _text(self, request: Request) -> str | None:
         if self._tokenizer is None:

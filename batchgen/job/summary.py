@@ -1,6 +1,12 @@
-"""`_summary.json`: what the run did, what it cost, and what sharing saved."""
+"""`_summary.json`: what the run did, what it cost, and what sharing saved.
+
+Totals over the output count the rows of all runs that made it. What the engine counted, the
+plan's figures and all times are of the last run alone, and ``engine_figures_cover`` says
+for how many of the rows that is: a run that was killed leaves no figures to add.
+"""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
@@ -105,11 +111,13 @@ def engine_figures(
         "prefill_tokens_computed": counters.prefill_tokens,
         "recomputed_tokens": counters.recomputed_tokens,
         "generated_tokens": sampled,
+        "forced_tokens": counters.forced_tokens,
         "steps": stats.steps,
         "decode_steps": stats.decode_steps,
         "prefill_s": stats.prefill_s,
         "decode_s": stats.decode_s,
         "scheduler_s": stats.scheduler_s,
+        "model_idle_share": _idle_share(stats, generate_s),
         "preemption_s": stats.recompute_s + swap_s,
         "computed_tokens_per_s": computed / generate_s if generate_s else None,
         "generated_tokens_per_s": sampled / generate_s if generate_s else None,
@@ -129,6 +137,12 @@ def engine_figures(
         "swap_out_bytes": counters.swapped_out_blocks * block_bytes,
         "swap_in_bytes": counters.swapped_in_blocks * block_bytes,
     }
+
+
+def _idle_share(stats: EngineStats, generate_s: float) -> float | None:
+    """Give the part of the generate phase in which the model had nothing to run."""
+    busy = stats.prefill_s + stats.decode_s
+    return max(0.0, 1 - busy / generate_s) if generate_s else None
 
 
 def sharing_figures(
@@ -217,6 +231,35 @@ def memory_figures(loaded: LoadedEngine | None) -> dict[str, Any]:
 def machine_figures() -> dict[str, Any]:
     """Give the versions that the results were made with."""
     return {"versions": versions(), "threads": torch.get_num_threads()}
+
+
+def closing_lines(summary: dict[str, Any], path: Path) -> str:
+    """Give the last lines of a run.
+
+    Args:
+        summary: what ``_summary.json`` holds.
+        path: the output directory.
+    """
+    failed = sum(summary["errors"].values())
+    lines = [f"done: {summary['rows']} rows in {path}, {summary['ok']} ok, {failed} failed"]
+    covered = summary["engine_figures_cover"]
+    if 0 < covered["rows"] < covered["of_rows"]:
+        lines.append(
+            f"what follows is about this run's {covered['rows']} of {covered['of_rows']} rows"
+        )
+    if summary["steps"]:
+        lines.append(
+            f"prefill: {summary['prefill_tokens_computed']:,} tokens computed; floor "
+            f"{summary['prefill_tokens_floor_block']:,} by blocks, "
+            f"{summary['prefill_tokens_floor']:,} by the token"
+        )
+        lines.append(
+            f"generated {summary['generated_tokens']:,} tokens in "
+            f"{summary['phases']['generate_s']:.1f} s, the model idle "
+            f"{summary['model_idle_share']:.1%} of them; {summary['preemptions']} preemptions"
+        )
+        lines += summary["sharing"]
+    return "\n".join(lines)
 
 
 def _count(counts: dict[str, int], column: Any) -> None:

@@ -104,6 +104,24 @@ def test_preview_needs_no_output_and_jobs_needs_nothing(recorder, caller, jobs, 
     assert lines == ["letters", "reviews  Labels reviews of films."]
 
 
+def test_a_status_needs_a_directory_and_takes_a_whole_command_or_none(recorder, caller, capsys):
+    assert app.main(["mode=status", "output.dir=out"]) == 0
+    (config,) = recorder.configs
+    assert config.mode is Mode.status
+    assert config.output.dir == str(caller / "out")
+    assert (config.model.path, config.input.path) == ("???", "???")
+    named = ["mode=status", "output.dir=out", "model.path=org/model"]
+    assert app.main([*named, "input.path=in.parquet"]) == 0
+    assert recorder.configs[1].input.path == str(caller / "in.parquet")
+    capsys.readouterr()
+    assert app.main(named) == 2
+    assert "input.path" in capsys.readouterr().err
+    assert app.main(["mode=status"]) == 2
+    assert "output.dir" in capsys.readouterr().err
+    assert app.main(["mode=status", "output.dir=s3://bucket/out"]) == 2
+    assert len(recorder.configs) == 2
+
+
 def batchgen(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "batchgen", *arguments],

@@ -1,13 +1,10 @@
 """The output directory through crashes, resumes, retries and rivals."""
 
-import itertools
 import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import numpy as np
@@ -18,8 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.data import ordering as ordering_module
-from batchgen.data import parts as parts_module
-from batchgen.data import replace as replace_module
 from batchgen.data.files import OutputError
 from batchgen.data.finished import FinishedRows
 from batchgen.data.lock import DirectoryLock
@@ -28,64 +23,9 @@ from batchgen.data.output_dir import OutputDir
 from batchgen.data.parts import list_parts
 from batchgen.data.schema import RowResult, output_schema
 from batchgen.data.source import discover
-from batchgen.data.writer import PartLimits, PartWriter
+from batchgen.data.writer import PartLimits
 from batchgen.errors import UsageError
-
-FINGERPRINT = {"model": "a"}
-INT = pa.int64()
-
-
-def ok(number: int, sample: int = 0, row_id: str | int | None = None) -> RowResult:
-    row_id = number if row_id is None else row_id
-    return RowResult(row_id, number, sample, "ok", generated_text=f"text {number} {sample}")
-
-
-def failed(number: int) -> RowResult:
-    return RowResult(number, number, 0, "error", error_type="empty_prompt", error_message="empty")
-
-
-def write(
-    directory: Path, *rows: RowResult, rows_per_part: int = 2, kind: pa.DataType = INT
-) -> None:
-    with PartWriter(directory, output_schema(kind), rows_per_part=rows_per_part) as writer:
-        for row in rows:
-            writer.put(row)
-
-
-def begin(out: OutputDir, resume: Any = "if_possible", **fingerprint: str) -> bool:
-    return out.begin(FINGERPRINT | fingerprint, resume=resume, details={})
-
-
-def run(directory: Path, *rows: RowResult, rows_per_part: int = 2) -> None:
-    with OutputDir(directory) as out:
-        begin(out)
-        write(directory, *rows, rows_per_part=rows_per_part)
-
-
-def keys(directory: Path) -> list[tuple[int, int]]:
-    table = pq.read_table(directory)
-    return list(zip(table["row_index"].to_pylist(), table["sample_index"].to_pylist(), strict=True))
-
-
-def visible(directory: Path) -> set[str]:
-    return {entry.name for entry in directory.iterdir()}
-
-
-class Crash(BaseException):
-    """Stands for the machine dying: nothing catches it."""
-
-
-def crashing(real: Any, after: int) -> Any:
-    """Wrap a function so that it works ``after`` times and then dies."""
-    calls = itertools.count()
-
-    def wrapped(*args: Any, **options: Any) -> Any:
-        if next(calls) >= after:
-            raise Crash
-        return real(*args, **options)
-
-    return wrapped
-
+from tests.data.crash import INT, begin, failed, keys, ok, run, visible, write
 
 # Opening
 
@@ -256,24 +196,6 @@ def test_ids_of_another_type_are_refused(tmp_path: Path) -> None:
 # What a killed run leaves
 
 
-def test_temporaries_are_swept_and_parts_without_a_footer_set_aside(tmp_path: Path) -> None:
-    run(tmp_path, ok(0), ok(1), ok(2))
-    content = list_parts(tmp_path)[0].read_bytes()
-    (tmp_path / "_tmp-99-0123abcd-part-00009.parquet.tmp").write_bytes(content[:50])
-    (tmp_path / "part-00007-0123abcd.parquet").write_bytes(content[: len(content) // 2])
-    (tmp_path / "part-00008-0123abcd.parquet").write_bytes(b"")
-    with OutputDir(tmp_path) as out:
-        assert begin(out)
-        assert out.finished_rows(INT).num_rows == 3
-        assert len(out.parts) == 2
-    assert keys(tmp_path) == [(0, 0), (1, 0), (2, 0)]
-    assert visible(tmp_path / "_quarantine") == {
-        "part-00007-0123abcd.parquet",
-        "part-00008-0123abcd.parquet",
-    }
-    assert not any(name.startswith("_tmp") for name in visible(tmp_path))
-
-
 def test_f13_a_writer_killed_at_any_moment_leaves_whole_parts(tmp_path: Path) -> None:
     script = """
         import itertools, sys
@@ -320,60 +242,6 @@ def test_rows_with_some_of_their_samples_can_be_discarded(tmp_path: Path) -> Non
     with OutputDir(tmp_path) as out:
         assert out.discard_ids(pa.array([1])) == 2
     assert sorted(keys(tmp_path)) == [(0, 0), (0, 1)]
-
-
-STEPS = [
-    (parts_module, "fsync_directory"),
-    (replace_module, "fsync_directory"),
-    (replace_module, "write_json_durably"),
-    (replace_module, "remove_durably"),
-    (Path, "unlink"),
-    (Path, "rename"),
-    (Path, "replace"),
-]
-
-
-def crash_points() -> Iterator[Any]:
-    for owner, name in STEPS:
-        for after in range(4):
-            yield pytest.param(owner, name, after, id=f"{name}-{after}")
-
-
-@pytest.mark.parametrize(("owner", "name", "after"), list(crash_points()))
-@pytest.mark.parametrize("action", ["discard", "sort"])
-def test_a_crash_while_parts_are_replaced_loses_and_doubles_nothing(
-    tmp_path: Path, action: str, owner: Any, name: str, after: int
-) -> None:
-    run(tmp_path, ok(5), failed(1), ok(3), failed(0), ok(2), ok(4))
-    everything = {(i, 0) for i in range(6)}
-    with pytest.MonkeyPatch.context() as patch, OutputDir(tmp_path) as out:
-        patch.setattr(owner, name, crashing(getattr(owner, name), after))
-        try:
-            act(out, action)
-        except Crash:
-            pass
-        finally:
-            patch.undo()
-    with OutputDir(tmp_path) as out:
-        found = keys(tmp_path)
-        assert len(found) == len(set(found))
-        assert set(found) in (everything, everything - {(0, 0), (1, 0)})
-        if action == "sort":
-            assert set(found) == everything
-        act(out, action)
-        assert set(keys(tmp_path)) == (
-            everything if action == "sort" else everything - {(0, 0), (1, 0)}
-        )
-        if action == "sort":
-            assert keys(tmp_path) == sorted(everything)
-    assert not {"_staged", "_switch.json"} & visible(tmp_path)
-
-
-def act(out: OutputDir, action: str) -> None:
-    if action == "sort":
-        out.sort_by_input(rows_per_part=2)
-    else:
-        out.discard_errors()
 
 
 # Order

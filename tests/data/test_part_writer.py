@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from batchgen.data import parts as parts_module
 from batchgen.data.files import OutputError
-from batchgen.data.parts import is_complete_part, list_parts
+from batchgen.data.parts import DamagedPartError, list_parts, part_schema, read_part
 from batchgen.data.schema import RowResult, output_schema, to_table
 from batchgen.data.writer import PartLimits, PartWriter
 
@@ -228,10 +228,43 @@ def test_a_value_that_fits_no_column_is_reported_and_not_lost_in_the_thread(tmp_
 
 
 @pytest.mark.parametrize("cut", [0.0, 0.6])
-def test_a_part_is_complete_only_with_its_footer(tmp_path: Path, cut: float) -> None:
+def test_a_part_that_was_cut_is_damaged(tmp_path: Path, cut: float) -> None:
     write(tmp_path, [result(1)])
     path = list_parts(tmp_path)[0]
-    assert is_complete_part(path)
+    assert part_schema(path).equals(SCHEMA)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * cut)])
-    assert not is_complete_part(path)
+    with pytest.raises(DamagedPartError, match=path.name):
+        part_schema(path)
+
+
+def test_a_byte_that_changed_in_a_part_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path, [result(n, f"some text {n}") for n in range(20)])
+    path = list_parts(tmp_path)[0]
+    content, whole = path.read_bytes(), read_part(path)
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    for position in range(4, footer, 37):
+        changed = bytearray(content)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        # A header may hold a bit that means nothing.
+        try:
+            assert read_part(path).equals(whole)
+        except DamagedPartError:
+            continue
+    path.write_bytes(content[:200] + bytes(50) + content[250:])
+    with pytest.raises(DamagedPartError, match=path.name):
+        read_part(path)
+
+
+def test_a_disk_that_fails_is_not_taken_for_a_damaged_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, [result(1)])
+
+    def unreadable(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(parts_module.pq, "ParquetFile", unreadable)
+    with pytest.raises(OSError, match="Input/output error"):
+        read_part(list_parts(tmp_path)[0])

@@ -1,50 +1,23 @@
 """The whole command in tests: keys in, exit code and files out."""
 
-import copy
 import json
 import multiprocessing
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import yaml
+from torture_job import composed, run_composed
 from tqdm import tqdm
 
-from batchgen.cli import app
-from batchgen.cli.keys import declared_keys
-
 DEADLINE_S = 60
-
-
-def composed(given: dict[str, str]) -> dict[str, Any]:
-    """What Hydra, which takes a third of a second, would make of ``key=value`` arguments."""
-    result: dict[str, Any] = {}
-    for name, key in declared_keys().items():
-        value = copy.copy(key.default)
-        if name in given:
-            value = yaml.safe_load(given[name])
-            value = key.kind(value) if key.choices else value
-        *groups, leaf = name.split(".")
-        place = result
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[leaf] = value
-    return result
-
-
-def run_composed(values: dict[str, Any]) -> int:
-    """Run the command on composed values, from its edge inwards."""
-    with mock.patch.object(app, "compose", lambda *_: [values]):
-        return app.main([])
 
 
 class Job:
@@ -78,9 +51,23 @@ class Job:
     def __call__(self, *arguments: str) -> int:
         return run_composed(self.values(*arguments))
 
-    def start(self, *arguments: str) -> "Child":
-        """Start the command in a process of its own."""
-        return Child(self.values(*arguments), self.folder / "log.txt")
+    def start(
+        self,
+        *arguments: str,
+        before: Callable[[], None] | None = None,
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> "Child":
+        """Start the command in a process of its own.
+
+        Args:
+            arguments: as of a call.
+            before: called in that process first.
+            environment: added to that process's environment.
+            log: gets what it says.
+        """
+        log = log or self.folder / "log.txt"
+        return Child(self.values(*arguments), log, before, dict(environment or {}))
 
     @property
     def parts(self) -> list[Path]:
@@ -109,12 +96,25 @@ class Job:
 class Child:
     """A command that runs in a process forked from one with all imports done."""
 
-    def __init__(self, values: dict[str, Any], log: Path) -> None:
+    def __init__(
+        self,
+        values: dict[str, Any],
+        log: Path,
+        before: Callable[[], None] | None,
+        environment: dict[str, str],
+    ) -> None:
         self.log = log
         log.unlink(missing_ok=True)
         context = multiprocessing.get_context("forkserver")
-        self._process = context.Process(target=_child, args=(values, log), daemon=True)
+        given = (values, log, before, environment)
+        self._process = context.Process(target=_child, args=given, daemon=True)
         self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process.pid is not None
+        return self._process.pid
 
     @property
     def said(self) -> str:
@@ -141,15 +141,22 @@ class Child:
 
     def send(self, number: int) -> None:
         """Send a signal."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
 
-def _child(values: dict[str, Any], log: Path) -> None:
+def _child(
+    values: dict[str, Any],
+    log: Path,
+    before: Callable[[], None] | None,
+    environment: dict[str, str],
+) -> None:
+    os.environ.update(environment)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     torch.set_num_threads(1)
     # By default a lock between processes, whose name a kill would leave behind.
     tqdm.set_lock(threading.RLock())
+    if before is not None:
+        before()
     sys.exit(run_composed(values))

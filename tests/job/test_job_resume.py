@@ -3,12 +3,8 @@
 import errno
 import gc
 import itertools
-import json
-import random
 import shutil
-import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,47 +52,6 @@ def half(job: Job, break_engine: Callable[[int], None]) -> Job:
     assert job() == 4
     assert 0 < len(job.rows()) < len(ROWS)
     return job
-
-
-def test_ten_kills_lose_and_double_nothing(job: Job) -> None:
-    """Kill -9 at ten moments, spread over the time that an undisturbed run takes."""
-    rows = [{"id": n, "prompt": f"The quick {n % 7} brown fox {n}"} for n in range(40)]
-    warm = json.dumps({"temperature": 1.0})
-    job.write([row | {"sampling_params": warm if row["id"] % 3 == 0 else None} for row in rows])
-    job.given |= {
-        "engine.max_num_seqs": "4",
-        "output.rows_per_part": "4",
-        "sampling.max_tokens": "10",
-    }
-    # The first child also waits for the imports.
-    for _ in range(2):
-        shutil.rmtree(job.out, ignore_errors=True)
-        begun = time.monotonic()
-        assert job.start().wait() == 0
-        duration_s = time.monotonic() - begun
-    expected = job.results()
-    draw = random.Random(20)
-    moments = [(n + draw.random()) / 10 for n in range(10)]
-    draw.shuffle(moments)
-    shutil.rmtree(job.out)
-    kills, parts_at_kill = 0, []
-    for _ in range(40):
-        if kills == 10:
-            break
-        child = job.start()
-        child.wait(moments[kills] * duration_s)
-        if child.kill() == -signal.SIGKILL:
-            kills += 1
-            parts_at_kill.append(len(job.parts))
-            continue
-        # The rows left took less time than that: this moment is for a new run.
-        assert child.wait() == 0, child.said
-        assert job.results() == expected
-        shutil.rmtree(job.out)
-    assert kills == 10
-    assert job.start().wait() == 0
-    assert job.results() == expected
-    assert any(0 < parts < 10 for parts in parts_at_kill), parts_at_kill
 
 
 def test_an_engine_that_fails_for_good_exits_4_and_keeps_what_is_finished(half: Job) -> None:

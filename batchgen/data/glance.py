@@ -1,0 +1,110 @@
+"""An output directory as it stands, looked at without changing anything in it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from batchgen.data.files import OutputError
+from batchgen.data.finished import FinishedRows
+from batchgen.data.lock import Owner, is_held
+from batchgen.data.manifest import read_manifest
+from batchgen.data.output_dir import LOCK, MANIFEST, SUCCESS
+from batchgen.data.parts import DamagedPartError, part_schema
+from batchgen.data.replace import Replacement, settled_parts
+
+# A live run may replace the parts while they are looked at.
+_ATTEMPTS = 20
+_TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What an output directory holds.
+
+    Attributes:
+        path: the directory.
+        manifest: the manifest's content; None where no run has begun.
+        finished: the rows in whole parts; None where there is no part.
+        num_parts: whole parts.
+        damaged: names of parts that are not whole.
+        is_replacing: a replacement of parts is decided and not carried out.
+        is_complete: ``_SUCCESS`` is there.
+        is_held: a live process holds the directory.
+        owner: who wrote the lock file last, where there is one.
+        sample: the last line of ``_metrics.jsonl``, where there is one.
+    """
+
+    path: Path
+    manifest: Mapping[str, Any] | None
+    finished: FinishedRows | None
+    num_parts: int
+    damaged: tuple[str, ...]
+    is_replacing: bool
+    is_complete: bool
+    is_held: bool
+    owner: Owner | None
+    sample: Mapping[str, Any] | None
+
+    @classmethod
+    def take(cls, path: Path) -> Self:
+        """Look at a directory, which a live run may be changing.
+
+        Raises:
+            UsageError: the manifest is damaged, or rows stand twice.
+            OutputError: the directory cannot be read.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                return cls._take(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise OutputError(f"output.dir: {path} cannot be read: {error}") from error
+        raise OutputError(f"output.dir: {path} keeps changing while it is looked at; try again")
+
+    @classmethod
+    def _take(cls, path: Path) -> Self:
+        finished, num_parts, damaged = _read_parts(path)
+        return cls(
+            path=path,
+            manifest=read_manifest(path / MANIFEST),
+            finished=finished,
+            num_parts=num_parts,
+            damaged=damaged,
+            is_replacing=Replacement.read(path) is not None,
+            is_complete=(path / SUCCESS).exists(),
+            is_held=is_held(path / LOCK),
+            owner=Owner.read(path / LOCK),
+            sample=_last_sample(path / "_metrics.jsonl"),
+        )
+
+
+def _read_parts(path: Path) -> tuple[FinishedRows | None, int, tuple[str, ...]]:
+    """Read all parts that are whole; give their rows, their number, and the others' names."""
+    parts = settled_parts(path)
+    damaged: list[str] = []
+    while parts:
+        try:
+            id_type = part_schema(parts[0]).field("id").type
+            return FinishedRows.read(parts, id_type), len(parts), tuple(damaged)
+        except DamagedPartError as damage:
+            damaged.append(damage.path.name)
+            parts = [part for part in parts if part != damage.path]
+    return None, 0, tuple(damaged)
+
+
+def _last_sample(path: Path) -> Mapping[str, Any] | None:
+    """Read the last whole line of a file of JSON lines."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines[:-1]):
+        try:
+            return dict(json.loads(line))
+        except (ValueError, TypeError):
+            continue
+    return None

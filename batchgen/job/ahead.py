@@ -1,0 +1,54 @@
+"""``mode=preview`` and ``mode=plan``: what a job would do, told without its weights."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from batchgen.config import Config
+from batchgen.data.output_dir import OutputDir
+from batchgen.job.inputs import JobInputs, model_source
+from batchgen.job.load import plan_ledger
+from batchgen.job.planning import JobPlan, plan_job
+from batchgen.prompts.preview import preview
+from batchgen.prompts.store import PromptStore
+from batchgen.report.progress import Progress
+from batchgen.runtime.memory import Ledger
+from batchgen.runtime.model import DTYPES, geometry_without_weights, resolve_device
+
+_PREVIEW_ROWS = 5
+
+
+def show_prompts(config: Config) -> None:
+    """Print the first prompts as the model will see them; nothing is left behind."""
+    inputs = JobInputs.open(config)
+    rows = config.input.limit or _PREVIEW_ROWS
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = inputs.prompts(replace(config.input, limit=rows))
+        path = Path(folder) / "prompts.arrow"
+        with PromptStore.write(path, inputs.id_type, prompts) as store:
+            print(preview(store, inputs.tokenizer, rows))
+
+
+def show_plan(config: Config, progress: Progress) -> None:
+    """Plan the whole job as if nothing were done; print the plan and write ``_plan.json``."""
+    inputs = JobInputs.open(config)
+    layers = geometry_without_weights(model_source(config))
+    with OutputDir(config.output.dir) as output, progress.phase("plan"):
+        planned = plan_job(config, inputs, output, None)
+        print(planned.plan.describe())
+        dtype = DTYPES.get(config.model.dtype)
+        if dtype is None:
+            on_cpu = resolve_device(config.model.device).type == "cpu"
+            dtype = torch.float32 if on_cpu else inputs.model_config.dtype or torch.bfloat16
+        ledger = plan_ledger(config, layers, dtype) if layers else None
+        if ledger is not None:
+            print(describe_ledger(ledger, planned))
+        print(f"plan written to {output.path / '_plan.json'}")
+
+
+def describe_ledger(ledger: Ledger, planned: JobPlan) -> str:
+    """Say what the memory holds, for rows as long as the plan's."""
+    plan = planned.plan
+    return ledger.describe({"p50": plan.request_tokens_p50, "p95": plan.request_tokens_p95})

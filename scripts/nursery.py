@@ -1,0 +1,200 @@
+"""A warm process that runs of the command are forked from, to be killed by the hundred.
+
+Starting one the usual way takes seconds, all of them imports. Here a child process imports
+everything and loads tokenizer and weights once; a run is a fork of it.
+"""
+
+import contextlib
+import functools
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+_ENV = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+_POLL_S = 0.002
+
+
+class Nursery:
+    """Starts runs; they end with it. Threads can share it.
+
+    Args:
+        model: the folder of the model that every run uses.
+    """
+
+    def __init__(self, model: Path) -> None:
+        command = [sys.executable, str(Path(__file__).resolve()), str(model)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | _ENV,
+        )
+        self._lock = threading.Lock()
+        assert self._receive() == "ready"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def start(
+        self, given: Mapping[str, str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> "Run":
+        """Start a run of the command.
+
+        Args:
+            given: its ``key=value`` arguments.
+            log: gets what it writes to its standard output and error; begun anew.
+            environment: added to the run's environment.
+        """
+        log.unlink(missing_ok=True)
+        order = {"given": dict(given), "log": str(log), "env": dict(environment or {})}
+        return Run(self, int(self.ask(order)), log)
+
+    def ask(self, order: Mapping[str, Any]) -> Any:
+        """Send an order to the warm process and give its answer."""
+        assert self._process.stdin is not None
+        with self._lock:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            return self._receive()
+
+    def _receive(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the warm process has ended"
+        return json.loads(line)
+
+
+class Run:
+    """A run of the command in a process of its own."""
+
+    def __init__(self, nursery: Nursery, pid: int, log: Path) -> None:
+        self.pid = pid
+        self._nursery = nursery
+        self._log = log
+
+    @property
+    def said(self) -> str:
+        """All that it has written so far."""
+        return self._log.read_text() if self._log.exists() else ""
+
+    def wait(self, timeout_s: float = 60.0) -> int | None:
+        """Wait for its end: the exit code, minus the signal, or None where it still runs."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            code = self._nursery.ask({"look_at": self.pid})
+            if code is not None or time.monotonic() > deadline:
+                return None if code is None else int(code)
+            time.sleep(_POLL_S)
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill(self) -> int | None:
+        """Kill it as ``kill -9`` does; the exit code, its own where it had ended already."""
+        self.send(signal.SIGKILL)
+        return self.wait()
+
+
+def _serve(model: str) -> None:
+    _warm_up(model)
+    ended: dict[int, int] = {}
+    children: set[int] = set()
+    _answer("ready")
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "look_at" in order:
+            _answer(_look_at(order["look_at"], ended))
+            continue
+        pid = os.fork()
+        if pid == 0:
+            _run(order)
+        children.add(pid)
+        _answer(pid)
+    for pid in children - ended.keys():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _answer(content: Any) -> None:
+    print(json.dumps(content), flush=True)
+
+
+def _look_at(pid: int, ended: dict[int, int]) -> int | None:
+    """Give the exit code of a child, or None while it runs."""
+    if pid not in ended:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            ended[pid] = os.waitstatus_to_exitcode(status)
+    return ended.get(pid)
+
+
+def _warm_up(model: str) -> None:
+    """Import all that a run imports; load what it loads, once for all of them."""
+    import numpy.ma  # noqa: F401
+    import torch
+    from tqdm import tqdm
+    from transformers.models.llama import modeling_llama  # noqa: F401
+
+    import batchgen.run
+    from batchgen.cli import app
+    from batchgen.job import inputs, planning, summary
+    from batchgen.report.machine import versions
+    from batchgen.runtime.model import ModelSource, load_model
+
+    torch.set_num_threads(1)
+    # By default a lock between processes, whose name a kill would leave behind.
+    tqdm.set_lock(threading.RLock())
+    source, cpu = ModelSource(model), torch.device("cpu")
+    loaded = load_model(source, dtype="auto", device=cpu, max_model_len=None)
+    batchgen.run.load_job_model = lambda config: loaded
+    config = inputs.load_config(source)
+    inputs.load_config = lambda source: config
+    inputs.load_tokenizer = functools.cache(inputs.load_tokenizer)
+    inputs.load_tokenizer(model, revision=None, trust_remote_code=False)
+    planning.versions = summary.versions = functools.cache(versions)
+    app.store_jobs = lambda folder, names: None
+    # A collection in a run would copy every page that holds an object.
+    gc.disable()
+    gc.freeze()
+
+
+def _run(order: Mapping[str, Any]) -> None:
+    from torture_job import composed, run_composed
+
+    descriptor = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(order["env"])
+    code = 1
+    try:
+        code = run_composed(composed(order["given"]))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

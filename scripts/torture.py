@@ -1,0 +1,136 @@
+"""Kill a job at random moments, again and again, and check that nothing is lost or doubled.
+
+    python scripts/torture.py                      # 200 kills
+    python scripts/torture.py --kills 2000 --seed 3
+
+A small job with rows of all kinds runs in a process of its own and is killed as by
+``kill -9``: half of the times at a random moment, half of the times at a random step of what it
+does to files. After each kill every file under a final name must be whole, no row there twice,
+and each row what it is in an undisturbed run; then the same command goes on, to be killed again
+or to end. Whenever a run ends, its output must be exactly the undisturbed one's.
+"""
+
+import argparse
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nursery import Nursery, Run
+from torture_job import Results, TortureJob, make_model
+
+FAILPOINT = "BATCHGEN_FAILPOINT"
+
+
+@dataclass
+class Torture:
+    """Kills runs of one job.
+
+    Attributes:
+        kills: kills so far, by what the run was doing.
+        ended: runs that ended by themselves and gave the undisturbed output.
+        resumed: runs that found rows of a killed one.
+    """
+
+    job: TortureJob
+    nursery: Nursery
+    draw: random.Random
+    kills: Counter[str] = field(default_factory=Counter)
+    ended: int = 0
+    resumed: int = 0
+
+    def undisturbed(self) -> tuple[Results, float, int]:
+        """Run once in peace: the results, the seconds it takes, the steps it has."""
+        for _ in range(2):
+            shutil.rmtree(self.job.out, ignore_errors=True)
+            begun = time.monotonic()
+            run = self._start("*:say")
+            assert run.wait() == 0, run.said
+            duration_s = time.monotonic() - begun
+        results = self.job.results()
+        self.job.check_finished(results)
+        return results, duration_s, run.said.count("failpoint ")
+
+    def run(self, kills: int) -> None:
+        """Kill until there are so many kills, then let the last run end.
+
+        Raises:
+            AssertionError: something was lost, doubled or changed.
+        """
+        expected, duration_s, steps = self.undisturbed()
+        shutil.rmtree(self.job.out)
+        while sum(self.kills.values()) < kills:
+            run = self._kill_somewhere(duration_s, steps)
+            kept = self.job.check_kept(expected)
+            if run.wait() == -signal.SIGKILL:
+                self.kills[_doing(run)] += 1
+                self.resumed += kept > 0
+                continue
+            self._check_end(run, expected)
+        self._check_end(self._start(None), expected)
+
+    def _kill_somewhere(self, duration_s: float, steps: int) -> Run:
+        """Start a run that is killed, unless it ends before."""
+        if self.draw.random() < 0.5:
+            run = self._start(f"*:kill:{self.draw.randint(1, steps)}")
+            assert run.wait() is not None, run.said
+            return run
+        run = self._start(None)
+        run.wait(self.draw.random() * duration_s)
+        run.kill()
+        return run
+
+    def _check_end(self, run: Run, expected: Results) -> None:
+        assert run.wait() == 0, run.said
+        self.job.check_finished(expected)
+        self.ended += 1
+        # Half of the time the finished output is run over again, which must not touch it.
+        if self.draw.random() < 0.5:
+            shutil.rmtree(self.job.out)
+
+    def _start(self, failpoint: str | None) -> Run:
+        environment = {} if failpoint is None else {FAILPOINT: failpoint}
+        return self.nursery.start(self.job.given, self.job.log, environment)
+
+
+def _doing(run: Run) -> str:
+    """Name the phase that a run was in, by what it said last."""
+    phases = [line for line in run.said.splitlines() if line in PHASES]
+    return phases[-1].strip("[]") if phases else "start"
+
+
+PHASES = ("[plan]", "[load]", "[generate]", "[write]")
+
+
+def main() -> None:
+    """Read the arguments, kill, and say what was survived."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=12, help="input rows (at least 12)")
+    arguments = parser.parse_args()
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(Path(folder) / "model")
+        job = TortureJob(Path(folder), model, arguments.rows)
+        with Nursery(model) as nursery:
+            torture = Torture(job, nursery, random.Random(arguments.seed))
+            torture.run(arguments.kills)
+    print(f"{report(torture)}; {time.monotonic() - begun:.0f} s")
+
+
+def report(torture: Torture) -> str:
+    """Say what was survived, in a few lines."""
+    by_phase = ", ".join(f"{count} in {phase}" for phase, count in torture.kills.most_common())
+    return (
+        f"{sum(torture.kills.values())} kills ({by_phase}); {torture.resumed} times rows of a "
+        f"killed run were there\n{torture.ended} runs ended, each with the undisturbed output"
+    )
+
+
+if __name__ == "__main__":
+    main()

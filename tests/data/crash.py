@@ -1,0 +1,67 @@
+"""Rows, runs and crashes for the tests of the output directory."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from batchgen.data import failpoints
+from batchgen.data.output_dir import OutputDir
+from batchgen.data.schema import RowResult, output_schema
+from batchgen.data.writer import PartWriter
+
+INT = pa.int64()
+
+
+def ok(number: int, sample: int = 0, row_id: str | int | None = None) -> RowResult:
+    row_id = number if row_id is None else row_id
+    return RowResult(row_id, number, sample, "ok", generated_text=f"text {number} {sample}")
+
+
+def failed(number: int) -> RowResult:
+    return RowResult(number, number, 0, "error", error_type="empty_prompt", error_message="empty")
+
+
+def write(
+    directory: Path, *rows: RowResult, rows_per_part: int = 2, kind: pa.DataType = INT
+) -> None:
+    with PartWriter(directory, output_schema(kind), rows_per_part=rows_per_part) as writer:
+        for row in rows:
+            writer.put(row)
+
+
+def begin(out: OutputDir, resume: Any = "if_possible", **fingerprint: str) -> bool:
+    return out.begin({"model": "a"} | fingerprint, resume=resume, details={})
+
+
+def run(directory: Path, *rows: RowResult, rows_per_part: int = 2) -> None:
+    with OutputDir(directory) as out:
+        begin(out)
+        write(directory, *rows, rows_per_part=rows_per_part)
+
+
+def keys(directory: Path) -> list[tuple[int, int]]:
+    table = pq.read_table(directory)
+    return list(zip(table["row_index"].to_pylist(), table["sample_index"].to_pylist(), strict=True))
+
+
+def visible(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir()}
+
+
+class Crash(BaseException):
+    """Stands for the machine dying: nothing catches it."""
+
+
+def crash_at(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Die at the failpoint of this number, counted from 0."""
+    calls = itertools.count()
+
+    def reached(name: str) -> None:
+        if next(calls) == number:
+            raise Crash(name)
+
+    patch.setattr(failpoints, "reached", reached)

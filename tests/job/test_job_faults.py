@@ -1,0 +1,181 @@
+"""Every step of a run fails in every way; the same command always gives the same output."""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import pytest
+from nursery import Nursery, Run
+from torture import FAILPOINT, Torture, report
+from torture_job import Results, TortureJob, make_model
+
+FAULTS = ("kill", "term", "enospc", "eio")
+KILLED, INTERRUPTED = -9, 75
+# What the operating system refuses ends a run with one of these.
+FAILED = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("torture"))
+
+
+@pytest.fixture(scope="module")
+def nursery(model: Path) -> Iterator[Nursery]:
+    with Nursery(model) as nursery:
+        yield nursery
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A command, by what it is given beyond the job's own keys, and the output it finds.
+
+    Attributes:
+        points: beginnings of the steps that fail in it.
+        faults: how they do.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    before: Path | None = None
+    points: tuple[str, ...] = ("",)
+    faults: tuple[str, ...] = FAULTS
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One step of one scene that fails in one way."""
+
+    scene: Scene
+    point: str
+    nth: int
+    fault: str
+
+
+class Stage:
+    """Plays cells in a folder of its own."""
+
+    def __init__(self, folder: Path, model: Path, nursery: Nursery) -> None:
+        folder.mkdir(parents=True)
+        self.job = TortureJob(folder, model)
+        self._nursery = nursery
+
+    def run(self, scene: Scene, failpoint: str | None = None) -> Run:
+        environment = {} if failpoint is None else {FAILPOINT: failpoint}
+        more = dict(argument.split("=", 1) for argument in scene.arguments)
+        return self._nursery.start(self.job.given | more, self.job.log, environment)
+
+    def set(self, scene: Scene) -> None:
+        shutil.rmtree(self.job.out, ignore_errors=True)
+        if scene.before is not None:
+            shutil.copytree(scene.before, self.job.out)
+
+    def points(self, scene: Scene) -> Sequence[str]:
+        """The steps of an undisturbed run, in their order."""
+        self.set(scene)
+        run = self.run(scene, "*:say")
+        assert run.wait() == 0, run.said
+        return [line.split()[1][:-1] for line in run.said.splitlines() if "failpoint" in line]
+
+    def play(self, cell: Cell, expected: Results) -> str:
+        """Let a step fail, then give the same command again: what went wrong, or nothing."""
+        self.set(cell.scene)
+        run = self.run(cell.scene, f"{cell.point}:{cell.fault}:{cell.nth}")
+        code = run.wait()
+        try:
+            assert f"failpoint {cell.point}: {cell.fault}" in run.said, "it never came to it"
+            assert code in self._codes(cell), f"exit code {code}"
+            self.job.check_kept(expected)
+            again = self.run(cell.scene)
+            assert again.wait() == 0, f"the same command again: {again.said}"
+            self.job.check_finished(expected)
+        except AssertionError as error:
+            return f"{error}\n{run.said}"
+        return ""
+
+    def _codes(self, cell: Cell) -> tuple[int, ...]:
+        if cell.fault == "kill":
+            return (KILLED,)
+        # A signal that comes when all is done changes nothing any more.
+        is_done = (self.job.out / "_SUCCESS").exists()
+        return ((INTERRUPTED, 0) if is_done else (INTERRUPTED,)) if cell.fault == "term" else FAILED
+
+
+@pytest.fixture(scope="module")
+def stages(model: Path, nursery: Nursery) -> Iterator[Sequence[Stage]]:
+    # In memory where that is to be had: a process that dies takes nothing of it along.
+    memory = Path("/dev/shm")
+    place = memory if os.access(memory, os.W_OK) else None
+    with TemporaryDirectory(dir=place) as folder:
+        count = os.cpu_count() or 1
+        yield [Stage(Path(folder) / str(n), model, nursery) for n in range(count)]
+
+
+def cells(stage: Stage, scene: Scene) -> list[Cell]:
+    """Every step of a scene, the first and the last time that it comes to it."""
+    return [
+        Cell(scene, point, nth, fault)
+        for point, count in Counter(stage.points(scene)).items()
+        if point.startswith(scene.points)
+        for nth in sorted({1, count})
+        for fault in scene.faults
+    ]
+
+
+def test_h07_every_step_that_fails_in_every_way_loses_and_doubles_nothing(
+    stages: Sequence[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Scene("run")
+    stages[0].set(first)
+    assert stages[0].run(first).wait() == 0
+    expected = stages[0].job.results()
+    finished = shutil.copytree(stages[0].job.out, tmp_path / "finished")
+    scenes = [
+        first,
+        Scene("retry", ("output.retry_errors=true",), finished, ("switch", "replace"), FAULTS[:1]),
+        Scene("overwrite", ("output.overwrite=true",), finished, ("clear",)),
+    ]
+    todo = [cell for scene in scenes for cell in cells(stages[0], scene)]
+
+    def play(lot: tuple[Stage, Sequence[Cell]]) -> list[tuple[Cell, str]]:
+        stage, mine = lot
+        return [(cell, stage.play(cell, expected)) for cell in mine]
+
+    lots = [(stage, todo[n :: len(stages)]) for n, stage in enumerate(stages)]
+    with ThreadPoolExecutor(len(stages)) as pool:
+        outcome = {cell: wrong for lot in pool.map(play, lots) for cell, wrong in lot}
+    with capsys.disabled():
+        print(table({cell: outcome[cell] for cell in todo}))
+    failures = [f"{cell}: {wrong}" for cell, wrong in outcome.items() if wrong]
+    assert not failures, "\n\n".join(failures)
+
+
+def table(outcome: Mapping[Cell, str]) -> str:
+    """The fault matrix: a line for each step, a column for each fault."""
+    rows: dict[str, dict[str, str]] = {}
+    for cell, wrong in outcome.items():
+        name = f"{cell.scene.name}: {cell.point}" + (f" #{cell.nth}" if cell.nth > 1 else "")
+        rows.setdefault(name, {})[cell.fault] = "FAILED" if wrong else "ok"
+    width = max(map(len, rows))
+    head = f"\n{'step':{width}}  " + "  ".join(f"{fault:6}" for fault in FAULTS)
+    lines = (
+        f"{name:{width}}  " + "  ".join(f"{found.get(fault, '-'):6}" for fault in FAULTS)
+        for name, found in rows.items()
+    )
+    return "\n".join([head, *lines])
+
+
+def test_fifty_kills_at_random_moments_lose_and_double_nothing(
+    tmp_path: Path, model: Path, nursery: Nursery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torture = Torture(TortureJob(tmp_path, model), nursery, Random(20))
+    torture.run(50)
+    assert sum(torture.kills.values()) == 50
+    with capsys.disabled():
+        print(f"\n{report(torture)}")

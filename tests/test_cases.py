@@ -1,0 +1,23 @@
+"""CASES.md names every test that stands for a public report, and only tests that exist."""
+
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
+NUMBERED = re.compile(r"^def (test_([a-z]\d\d)_\w+)", re.MULTILINE)
+
+
+def test_the_list_of_cases_and_the_tests_agree() -> None:
+    listed: set[tuple[str, str]] = set()
+    for line in (TESTS / "CASES.md").read_text().splitlines():
+        for file, name in NAMED.findall(line):
+            listed.add((file, name))
+            case = line.split("|")[1].strip()
+            assert name.startswith(f"test_{case.lower()}_"), line
+    there = {
+        (path.relative_to(TESTS).as_posix(), name)
+        for path in TESTS.rglob("test_*.py")
+        for name, _ in NUMBERED.findall(path.read_text())
+    }
+    assert listed == there
