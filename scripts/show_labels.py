@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXT_WIDTH = 64
 
 JOIN = """
-SELECT row_index, id, trim(generated_text) AS answer, label, rating, text, prompt_tokens,
+SELECT row_index, id, trim(generated_text) AS answer, review.label, rating, text, prompt_tokens,
        cached_tokens, prompt_blocks, hit_blocks, new_blocks, freed_blocks, peak_blocks
 FROM read_parquet($results) AS result JOIN read_parquet($reviews) AS review USING (id)
 WHERE status = 'ok'

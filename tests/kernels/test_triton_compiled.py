@@ -11,15 +11,7 @@ from typing import Any
 import kernel_resources
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
-from triton.runtime.jit import create_function_from_signature
 
-from batchgen.kernels.reference import AttentionOptions
-from batchgen.kernels.triton.attention import prepare_attend
-from batchgen.kernels.triton.batch import PagedRows
-from batchgen.kernels.triton.launch import Launch
-from batchgen.kernels.triton.store_kv import prepare_store_kv
 from batchgen.kernels.triton.tiles import AttentionTile, attention_tile, num_splits
 
 ROOT = Path(__file__).parents[2]
@@ -61,54 +53,17 @@ def test_stores_joins_and_copies_compile_and_spill_nothing(capability: int) -> N
 
 
 def test_every_other_family_compiles_for_a_target() -> None:
-    """All families on all targets take minutes: docs/kernels.md holds that table."""
+    """All families on all targets take minutes, which `scripts/kernel_resources.py` takes."""
     names = [name for name in kernel_resources.FAMILIES if name != "llama-8b"]
     modes = ["decode", "prefill"]
     targets = [90, 80, 100]
     for i, name in enumerate(names):
-        rows = _compile(f"^{name} {modes[i % 2]}$", targets[i % 3])
+        first, second = modes[i % 2], modes[1 - i % 2]
+        # Some families have one of the two only.
+        rows = _compile(f"^{name} {first}$", targets[i % 3])
+        rows = rows or _compile(f"^{name} {second}$", targets[i % 3])
         assert len(rows) == 1
         assert rows[0]["spilled_bytes"] == 0, rows
-
-
-def _specialization(launch: Launch) -> tuple[object, ...]:
-    """What decides whether a launch finds a compiled kernel."""
-    kernel = launch.kernel
-    backend = make_backend(GPUTarget("cuda", 90, 32))
-    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    return (bind(**launch.arguments)[1], launch.options)
-
-
-def test_rows_tokens_and_blocks_of_a_step_do_not_compile_the_kernel_anew() -> None:
-    pool = torch.empty(4, 16, 2, 64, dtype=torch.bfloat16)
-
-    def attend(num_rows: int, padding: int, width: int, splits: int, max_len: int) -> object:
-        num_tokens = num_rows + padding
-        # As the model gives them: heads before tokens.
-        query = torch.empty(14, num_tokens, 64, dtype=torch.bfloat16).transpose(0, 1)
-        counts = torch.empty(num_rows, dtype=torch.int32)
-        rows = PagedRows(torch.empty(num_rows + 1, dtype=torch.int32), counts, max_len)
-        out = torch.empty(splits, num_tokens, 14, 64)
-        tables = torch.empty(num_rows, width, dtype=torch.int32)
-        tile = attention_tile(90, query.dtype, 64, 7, max_len)
-        lse = torch.empty(splits, num_tokens, 14)
-        return _specialization(
-            prepare_attend(
-                query, pool, pool, tables, rows, AttentionOptions(0.1), out, lse, None, tile
-            )
-        )
-
-    sizes = list(product((1, 5, 16, 64), (3, 16), (1, 7, 16), (1, 4)))
-    for max_len in (2, 50):
-        first = attend(*sizes[0], max_len)
-        assert all(attend(*size, max_len) == first for size in sizes)
-
-    def store(num_tokens: int) -> object:
-        new = torch.empty(2, num_tokens, 64, dtype=torch.bfloat16).transpose(0, 1)
-        slots = torch.empty(num_tokens, dtype=torch.int64)
-        return _specialization(prepare_store_kv(new, new, pool, pool, slots))
-
-    assert all(store(n) == store(2) for n in (1, 7, 16, 64))
 
 
 @pytest.mark.parametrize("capability", [75, 80, 86, 90, 100, 120])

@@ -57,12 +57,13 @@ def test_a_profile_of_a_job_names_all_parts_and_leaves_the_functions_as_they_wer
     before = [getattr(*place) for place in places]
     said = profile_step.profile(make_job(tmp_path))
     assert [getattr(*place) for place in places] == before
-    for label in (LINEAR, VOCABULARY, MODEL, "attention: own", "scheduler", "sampling"):
+    for label in (LINEAR, VOCABULARY, MODEL, "attention: kernel", "scheduler", "sampling"):
         assert f"\n{label}  " in said
     steps = int(said.split(" steps in")[0].split()[-1])
     (linear,) = [line.split() for line in said.splitlines() if line.startswith(f"{LINEAR}  ")]
-    # q, k, v, o, gate, up and down of three layers.
-    assert int(linear[5]) == 7 * 3 * steps
+    # Query, key and value together, what follows attention, gate and up together, down: of
+    # three layers.
+    assert int(linear[5]) == 4 * 3 * steps
 
 
 def test_the_command_profiles_a_workload(smollm2_dir, monkeypatch, capsys):
