@@ -95,6 +95,16 @@ class OutputOrder(StrEnum):
     input = "input"
 
 
+class Truncation(StrEnum):
+    """What gives way where a prompt and its output are longer than the model takes."""
+
+    error = "error"
+    truncate_left = "truncate_left"
+    truncate_right = "truncate_right"
+    truncate_middle = "truncate_middle"
+    shrink_max_tokens = "shrink_max_tokens"
+
+
 @dataclass
 class ModelConfig:
     """Which model, and how it is loaded."""
@@ -188,6 +198,10 @@ class PromptConfig:
     answer_prefix: str = field(
         default=" ", metadata={"help": "before a shot's answer in a plain prompt"}
     )
+    truncation: Truncation = field(
+        default=Truncation.error,
+        metadata={"help": "what a too long row gives up"},
+    )
 
 
 @dataclass
@@ -235,6 +249,27 @@ class SamplingConfig:
     repetition_penalty: float = field(
         default=1.0, metadata={"help": "divides the logits of tokens already seen (1: off)"}
     )
+    bad_words: list[str] = field(
+        default_factory=list, metadata={"help": "texts that the output may not hold"}
+    )
+    logit_bias: dict[int, float] = field(
+        default_factory=dict,
+        metadata={"help": "numbers added to the logits of token ids, -100 to 100"},
+    )
+    stop_on_repetition: int = field(
+        default=0,
+        metadata={
+            "help": "end where the last so many tokens are one sequence 3 times or more (0: off)"
+        },
+    )
+    logprobs: int | None = field(
+        default=None,
+        metadata={"help": "likeliest tokens beside each output token (none: no log-probabilities)"},
+    )
+    prompt_logprobs: int | None = field(
+        default=None,
+        metadata={"help": "the same for prompt tokens; such prompts share no cached KV"},
+    )
     score_choices: list[str] = field(
         default_factory=list,
         metadata={"help": "give the probability of each of these, and generate nothing"},
@@ -256,7 +291,8 @@ class SamplingConfig:
         values = {name: getattr(self, name) for name in names}
         names = {name for name in names if isinstance(values[name], list)}
         lists = {name: tuple(values[name]) for name in names}
-        return SamplingParams(**{**values, **lists})
+        pairs = {"logit_bias": tuple(sorted(self.logit_bias.items()))}
+        return SamplingParams(**{**values, **lists, **pairs})
 
 
 @dataclass
@@ -363,6 +399,10 @@ class OutputConfig:
         default=False, metadata={"help": "run failed rows of an earlier run again"}
     )
     overwrite: bool = field(default=False, metadata={"help": "remove an earlier output first"})
+    carry_columns: list[str] = field(
+        default_factory=list,
+        metadata={"help": "input columns that go into the output as they are", "word": "all"},
+    )
     rows_per_part: int | None = field(
         default=None, metadata={"help": "rows in an output file (none: by size)"}
     )

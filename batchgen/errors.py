@@ -1,6 +1,6 @@
 """What can go wrong, and the exit code each kind of failure ends with.
 
-This file and ``sampling.py`` are the slab the house stands on: every module may
+This file and ``sampling`` are the slab the house stands on: every module may
 import them, they import nothing of ours.
 """
 

@@ -5,15 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from batchgen.config import Config, Mode, OutputOrder
+from batchgen.data.carry import CarriedRows
 from batchgen.data.finished import FinishedRows
 from batchgen.data.output_dir import ERRORS, OutputDir
-from batchgen.data.schema import output_schema
 from batchgen.data.writer import PartWriter
 from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError
 from batchgen.job.ahead import describe_ledger, show_plan, show_prompts
 from batchgen.job.breaker import Breaker, TooManyRowErrorsError
 from batchgen.job.calibrate import Calibration
+from batchgen.job.carry import carried_rows, copy_carried
 from batchgen.job.generate import Generation
 from batchgen.job.inputs import JobInputs
 from batchgen.job.interrupts import Interrupts, StopRequested
@@ -92,6 +95,7 @@ class _Job:
                     self.progress.say(_finished_already(finished, output.path))
                     return ExitCode.DONE
                 planned = plan_job(config, inputs, output, finished)
+                copy_carried(inputs, output)
                 self.progress.say(planned.plan.describe())
             self.interrupts.check()
             self._generate(inputs, planned, output, finished, calibration)
@@ -114,13 +118,17 @@ class _Job:
             inputs.limits.max_model_len,
             config.pool.block_size,
             inputs.grammars,
+            inputs.bad_words,
         )
         breaker = _breaker(config, inputs, planned, before)
         is_idle = breaker.is_tripped or not (len(planned.plan.order) or calibration.asks_model)
         loaded = None if is_idle else self._load(planned)
         output.begin_work()
         try:
-            generation = self._run_engine(stream, planned, loaded, breaker, output)
+            with carried_rows(inputs, output) as carried:
+                generation = self._run_engine(
+                    stream, planned, loaded, breaker, output, inputs.output_schema, carried
+                )
             self.interrupts.check()
         except StopRequested as error:
             left = planned.total_rows - output.finished_rows(inputs.id_type).num_rows
@@ -147,13 +155,14 @@ class _Job:
         loaded: LoadedEngine | None,
         breaker: Breaker,
         output: OutputDir,
+        schema: pa.Schema,
+        carried: CarriedRows | None,
     ) -> Generation:
-        schema = output_schema(planned.id_type)
         rows_per_part = self.config.output.rows_per_part
         # Held until the writer has closed: its pending rows are finished work.
         with (
             self.interrupts.held(),
-            PartWriter(output.path, schema, rows_per_part=rows_per_part) as writer,
+            PartWriter(output.path, schema, rows_per_part=rows_per_part, carried=carried) as writer,
         ):
             generation = Generation(
                 planned=planned,
@@ -215,7 +224,7 @@ class _Job:
                     f"command again, and please report this"
                 )
             output.write_errors(inputs.source, finished.error_row_indices)
-            output.write_empty_part_if_none(output_schema(inputs.id_type))
+            output.write_empty_part_if_none(inputs.output_schema)
             self.figures |= calibration.apply(output)
             if self.config.output.order is OutputOrder.input:
                 output.sort_by_input(self.config.output.rows_per_part)

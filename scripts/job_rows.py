@@ -90,6 +90,7 @@ class JobRows:
             max_model_len,
             block_size,
             inputs.grammars,
+            inputs.bad_words,
         )
         return plan, stream
 
@@ -111,6 +112,7 @@ class JobRows:
             max_model_len=self.inputs.limits.max_model_len,
             noise_key=noise_key(params.seed, result.id, result.sample_index),
             constraint=constraint,
+            bad_words=self.inputs.bad_words.spellings(params.bad_words),
         )
         for token in (result.output_token_ids or ())[:position]:
             request.token_ids.append(token)

@@ -21,6 +21,6 @@ class LogitsRecorder:
         # The same plan again: writing the same K and V to the same slots changes nothing.
         logits = self._checked._executor.logits(plan)
         sampled = self._scheduler.running.requests(self._scheduler._sampled)
-        for request, values in zip(sampled, logits, strict=True):
+        for request, values in zip(sampled, logits[: len(sampled)], strict=True):
             self.records.append((request.token_ids.tolist(), values.clone()))
         return tokens

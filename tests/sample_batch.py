@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +23,11 @@ class OneSample:
     banned: tuple[int, ...] = ()
     constraint: Constraint | None = None
     scored: ScoredSample | None = None
+    forced: int | None = None
 
 
-def sample_batch(entries: Sequence[OneSample]) -> SampleBatch:
-    """Put samples together; the rows are numbered from 0."""
+def sample_batch(entries: Sequence[OneSample], **logs: Any) -> SampleBatch:
+    """Put samples together; the rows are numbered from 0. Logs are those of the batch."""
     params = [entry.params for entry in entries]
     return SampleBatch(
         rows=np.arange(len(entries)),
@@ -43,13 +45,18 @@ def sample_batch(entries: Sequence[OneSample]) -> SampleBatch:
                 num_prompt_tokens=len(entry.prompt),
                 banned=entry.banned,
                 constraint=entry.constraint,
+                forced=entry.forced,
             )
             for index, entry in enumerate(entries)
-            if entry.params.has_penalties or entry.banned or entry.constraint
+            if entry.params.changes_logits
+            or entry.banned
+            or entry.constraint
+            or entry.forced is not None
         ),
         scored=tuple(
             replace(entry.scored, index=index)
             for index, entry in enumerate(entries)
             if entry.scored is not None
         ),
+        **logs,
     )

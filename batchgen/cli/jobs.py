@@ -122,6 +122,8 @@ class _Reader:
         if name == "job":
             raise UsageError(f"{self._at(name_node)}a job file cannot name another job.")
         value = self._value(node, key)
+        if key.word is not None and value == key.word:
+            value = [value]
         return self._beside(value) if name.endswith("_file") else value
 
     def _value(self, node: yaml.Node, key: Key) -> Any:

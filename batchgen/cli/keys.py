@@ -21,6 +21,7 @@ _WORDS: Mapping[Any, str] = {
     bool: "true or false",
     list[str]: "a list of text, as in [a,b]",
     list[int]: "a list of integers, as in [1,2]",
+    dict[int, float]: "numbers for integers, as in {50:-100,198:2}",
     list[float]: "a list of numbers, as in [0.2,0.8]",
 }
 
@@ -35,6 +36,7 @@ class Key:
         optional: whether it may be null.
         default: the value where nothing is named.
         meaning: its line in the help text.
+        word: the one word that may stand for a list, if any.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Key:
     optional: bool
     default: Any
     meaning: str
+    word: str | None = None
 
     @property
     def is_mandatory(self) -> bool:
@@ -59,6 +62,11 @@ class Key:
         return typing.get_origin(self.kind) is list
 
     @property
+    def is_mapping(self) -> bool:
+        """Whether the key holds a mapping."""
+        return typing.get_origin(self.kind) is dict
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """The allowed values of an enum; empty for other kinds."""
         if isinstance(self.kind, type) and issubclass(self.kind, Enum):
@@ -69,6 +77,7 @@ class Key:
     def expected(self) -> str:
         """What a value must be, in words."""
         words = f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.kind]
+        words = f"{words}, or {self.word}" if self.word else words
         return f"{words}, or null" if self.optional else words
 
 
@@ -122,7 +131,8 @@ def _keys_of(section: type, prefix: str) -> Iterator[Key]:
         factory = declared.default_factory
         default = declared.default if factory is NO_DEFAULT else factory()
         meaning = declared.metadata["help"]
-        yield Key(f"{prefix}{declared.name}", kind, optional, default, meaning)
+        word = declared.metadata.get("word")
+        yield Key(f"{prefix}{declared.name}", kind, optional, default, meaning, word)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:

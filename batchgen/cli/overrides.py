@@ -97,11 +97,15 @@ def _read_override(text: str, folders: Sequence[Path]) -> Override:
         raise UsageError(f"Cannot read {text!r}: write key=value.")
     if key is None and not is_hydras and not is_group:
         raise UsageError(unknown_key(name))
-    rewritten = text if is_hydras else f"{match['name']}={_rewrite(name, value, key)}"
+    # Hydra takes a mapping's new entries for keys that are not declared, unless they are forced.
+    force = "++" if key is not None and key.is_mapping and not match["sign"] else ""
+    rewritten = text if is_hydras else f"{force}{match['name']}={_rewrite(name, value, key)}"
     return _parse(rewritten, name, value or "", key)
 
 
 def _rewrite(name: str, value: str, key: Key | None) -> str:
+    if key is not None and key.word == value:
+        return f"[{in_quotes(value)}]"
     try:
         return as_hydra(value, is_text=key is not None and key.is_text)
     except ValueError as error:

@@ -25,6 +25,7 @@ _TEXT_OF_PROMPTS = (
     "prompt.separator",
     "prompt.answer_prefix",
     "sampling.stop",
+    "sampling.bad_words",
     "sampling.score_choices",
     "structured.choice",
 )
@@ -145,7 +146,7 @@ def _plain(value: Any) -> Any:
 
 def _flatten(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and f"{prefix}{name}" not in declared_keys():
             yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

@@ -107,7 +107,8 @@ def _deal(parts: Sequence[Path], bounds: npt.NDArray[np.int64], directory: Path)
     paths = [directory / f"{bucket:04d}.arrow" for bucket in range(len(bounds) + 1)]
     with ExitStack() as stack:
         schema = read_part(parts[0]).schema
-        writers = [stack.enter_context(pa.ipc.new_file(str(path), schema)) for path in paths]
+        # Streams: what is dealt in later may have dictionaries of its own.
+        writers = [stack.enter_context(pa.ipc.new_stream(str(path), schema)) for path in paths]
         for part in parts:
             table = read_part(part)
             bucket_of = np.searchsorted(bounds, table.column("row_index").to_numpy(), "right")
@@ -117,8 +118,9 @@ def _deal(parts: Sequence[Path], bounds: npt.NDArray[np.int64], directory: Path)
 
 
 def _read_sorted(bucket: Path) -> pa.Table:
-    with pa.ipc.open_file(str(bucket)) as reader:
-        return reader.read_all().sort_by([(name, "ascending") for name in _KEYS])
+    with pa.OSFile(str(bucket)) as file, pa.ipc.open_stream(file) as reader:
+        table = reader.read_all().unify_dictionaries()
+    return table.sort_by([(name, "ascending") for name in _KEYS])
 
 
 def _full_parts(tables: Iterable[pa.Table], limits: PartLimits) -> Iterator[pa.Table]:

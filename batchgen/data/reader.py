@@ -139,6 +139,39 @@ def read_original_rows(
                 yield file, batch
 
 
+def read_carried(
+    source: InputSource, schema: pa.Schema, limit: int | None
+) -> Iterator[pa.RecordBatch]:
+    """Read columns in the types of a schema, in input order; null where a file has none.
+
+    Text bytes that are not UTF-8 are replaced by U+FFFD.
+
+    Raises:
+        UsageError: an input file can no longer be read, or its values do not fit the type.
+    """
+    most = source.num_rows if limit is None else limit
+    for file in source.files:
+        left = min(file.num_rows, most - file.first_row_index)
+        for batch in _iter_batches(file, schema.names, 1024) if left > 0 else ():
+            rows = batch.slice(0, left)
+            try:
+                columns = [_carried(rows, field) for field in schema]
+            except pa.ArrowException as error:
+                raise UsageError(f"output.carry_columns: {file.path}: {error}") from error
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            left -= rows.num_rows
+            if left <= 0:
+                break
+
+
+def _carried(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    index = batch.schema.get_field_index(field.name)
+    if index < 0:
+        return pa.nulls(batch.num_rows, field.type)
+    array = conform(batch.column(index), field.type)
+    return array if pa.types.is_dictionary(field.type) else replace_invalid_text(array)
+
+
 @dataclass(frozen=True, slots=True)
 class _Reader:
     source: InputSource

@@ -2,10 +2,14 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
+
+from batchgen.data.carry import CarriedRows
+from batchgen.data.logprobs import LOGPROBS_TYPE, RowLogprobs, logprob_array
 
 # Well below the 2^31 bytes that the offsets of one Arrow string array can address.
 MAX_BATCH_BYTES = 1 << 28
@@ -28,6 +32,10 @@ class RowResult:
         output_token_ids: generated tokens, the stop token included.
         finish_reason: ``stop``, ``length``, ``repetition`` or ``error``.
         stop_reason: the stop string or stop token id that ended it, as text.
+        cumulative_logprob: the log-probability of the whole output, where ``logprobs`` was asked
+            for.
+        logprobs: of the output's tokens; see ``batchgen.data.logprobs``.
+        prompt_logprobs: of the prompt's tokens; the first one, which follows nothing, is null.
         label: the likeliest of the row's choices, where it was scored.
         label_score: its probability among the choices.
         label_scores: the probability of each choice, calibrated where that was asked for.
@@ -35,6 +43,8 @@ class RowResult:
         error_type: one of ``RowErrorType``.
         error_message: what was wrong, for the user.
         prompt_tokens: tokens of the prompt.
+        prompt_tokens_cut: tokens that ``prompt.truncation`` took from the prompt.
+        max_tokens_cut: tokens of ``max_tokens`` for which the prompt left no room.
         completion_tokens: tokens generated.
         cached_tokens: prompt tokens whose KV was taken from the cache.
         prompt_blocks: blocks held for the prompt.
@@ -59,6 +69,9 @@ class RowResult:
     output_token_ids: Sequence[int] | None = None
     finish_reason: str | None = None
     stop_reason: str | None = None
+    cumulative_logprob: float | None = None
+    logprobs: RowLogprobs | None = None
+    prompt_logprobs: RowLogprobs | None = None
     label: str | None = None
     label_score: float | None = None
     label_scores: Sequence[tuple[str, float]] | None = None
@@ -66,6 +79,8 @@ class RowResult:
     error_type: str | None = None
     error_message: str | None = None
     prompt_tokens: int | None = None
+    prompt_tokens_cut: int | None = None
+    max_tokens_cut: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     prompt_blocks: int | None = None
@@ -91,14 +106,17 @@ class RowResult:
         # A choice stands twice in the row, with a number and an offset each.
         label_bytes = sum(2 * len(choice.encode()) + 24 for choice, _ in self.label_scores or ())
         token_bytes = 4 * len(self.output_token_ids or ())
-        return _FIXED_ROW_BYTES + text_bytes + label_bytes + token_bytes
+        logprobs = (self.logprobs, self.prompt_logprobs)
+        logprob_bytes = sum(each.size_bytes for each in logprobs if each is not None)
+        return _FIXED_ROW_BYTES + text_bytes + label_bytes + token_bytes + logprob_bytes
 
 
-def output_schema(id_type: pa.DataType) -> pa.Schema:
+def output_schema(id_type: pa.DataType, carried: pa.Schema | None = None) -> pa.Schema:
     """Give the schema of every part file: the fields of :class:`RowResult`, in its order.
 
     Args:
         id_type: Arrow type of the input's ids, kept in the output.
+        carried: input columns that go into the output, behind the others.
     """
     count = pa.int32()
     return pa.schema(
@@ -111,6 +129,9 @@ def output_schema(id_type: pa.DataType) -> pa.Schema:
             ("output_token_ids", pa.list_(pa.int32())),
             ("finish_reason", pa.string()),
             ("stop_reason", pa.string()),
+            ("cumulative_logprob", pa.float64()),
+            ("logprobs", LOGPROBS_TYPE),
+            ("prompt_logprobs", LOGPROBS_TYPE),
             ("label", pa.string()),
             ("label_score", pa.float64()),
             ("label_scores", pa.map_(pa.string(), pa.float64())),
@@ -118,6 +139,8 @@ def output_schema(id_type: pa.DataType) -> pa.Schema:
             ("error_type", pa.string()),
             ("error_message", pa.string()),
             ("prompt_tokens", count),
+            ("prompt_tokens_cut", count),
+            ("max_tokens_cut", count),
             ("completion_tokens", count),
             ("cached_tokens", count),
             ("prompt_blocks", count),
@@ -132,12 +155,19 @@ def output_schema(id_type: pa.DataType) -> pa.Schema:
             ("queue_time_ms", pa.float64()),
             ("time_to_first_token_ms", pa.float64()),
             ("generation_time_ms", pa.float64()),
+            *(carried or ()),
         ]
     )
 
 
+OWN_COLUMNS = frozenset(field.name for field in fields(RowResult))
+
+
 def to_table(
-    rows: Sequence[RowResult], schema: pa.Schema, max_batch_bytes: int = MAX_BATCH_BYTES
+    rows: Sequence[RowResult],
+    schema: pa.Schema,
+    max_batch_bytes: int = MAX_BATCH_BYTES,
+    carried: CarriedRows | None = None,
 ) -> pa.Table:
     """Put rows into columns, split so that no array outgrows its offsets.
 
@@ -145,15 +175,20 @@ def to_table(
         rows: the rows, in the order they shall stand.
         schema: from :func:`output_schema`.
         max_batch_bytes: size at which a new chunk begins; a larger row stands alone.
+        carried: the input columns in the schema.
     """
-    batches = [_to_batch(chunk, schema) for chunk in _split(rows, max_batch_bytes)]
+    extra_bytes = carried.row_bytes if carried is not None else 0
+    chunks = _split(rows, max_batch_bytes, extra_bytes)
+    batches = [_to_batch(chunk, schema, carried) for chunk in chunks]
     return pa.Table.from_batches(batches, schema)
 
 
-def _split(rows: Sequence[RowResult], max_bytes: int) -> Iterator[Sequence[RowResult]]:
+def _split(
+    rows: Sequence[RowResult], max_bytes: int, extra_bytes: int
+) -> Iterator[Sequence[RowResult]]:
     start = size = 0
     for index, row in enumerate(rows):
-        row_bytes = row.size_bytes
+        row_bytes = row.size_bytes + extra_bytes
         if index > start and size + row_bytes > max_bytes:
             yield rows[start:index]
             start, size = index, 0
@@ -162,12 +197,22 @@ def _split(rows: Sequence[RowResult], max_bytes: int) -> Iterator[Sequence[RowRe
         yield rows[start:]
 
 
-def _to_batch(rows: Sequence[RowResult], schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [_to_array([getattr(row, field.name) for row in rows], field.type) for field in schema]
+def _to_batch(
+    rows: Sequence[RowResult], schema: pa.Schema, carried: CarriedRows | None
+) -> pa.RecordBatch:
+    arrays = [
+        _to_array([getattr(row, field.name) for row in rows], field.type)
+        for field in schema
+        if field.name in OWN_COLUMNS
+    ]
+    if carried is not None:
+        arrays += carried.take(np.array([row.row_index for row in rows], dtype=np.int64))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _to_array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if kind.equals(LOGPROBS_TYPE):
+        return logprob_array(values)
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:

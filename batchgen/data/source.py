@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.data import failpoints
-from batchgen.data.types import common_type, normalize_type
+from batchgen.data.types import common_type, normalize_type, without_views
 from batchgen.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ class InputSource:
         files: the files in natural order of their names.
         schema: one type for each column found in any file; text is ``string`` or
             ``large_string`` here, whatever the files hold.
+        originals: the type of each column as the files have it where they agree, else the one
+            in ``schema``; views are plain text and lists here, too.
         conflicts: columns whose types cannot be one, each with the reason; harmless
             until somebody asks for the column.
     """
@@ -57,6 +59,7 @@ class InputSource:
     path: str
     files: tuple[InputFile, ...]
     schema: pa.Schema
+    originals: Mapping[str, pa.DataType]
     conflicts: Mapping[str, str]
 
     @property
@@ -108,7 +111,7 @@ def discover(path: str) -> InputSource:
         size_bytes = file_path.stat().st_size
         files.append(InputFile(file_path, name, num_rows, first_row_index, size_bytes))
         first_row_index += num_rows
-    return InputSource(path, tuple(files), columns.schema(), columns.conflicts)
+    return InputSource(path, tuple(files), columns.schema(), columns.originals(), columns.conflicts)
 
 
 def natural_key(name: str) -> tuple[list[list[str | int]], str]:
@@ -227,9 +230,13 @@ class _Columns:
         self.conflicts: dict[str, str] = {}
         self._types: dict[str, pa.DataType] = {}
         self._first_seen: dict[str, str] = {}
+        self._originals: dict[str, list[pa.DataType]] = {}
 
     def add(self, schema: pa.Schema, file_name: str) -> None:
         for field in schema:
+            original, kinds = without_views(field.type), self._originals.setdefault(field.name, [])
+            if original not in kinds:
+                kinds.append(original)
             kind = normalize_type(field.type)
             known = self._types.get(field.name, pa.null())
             common = common_type(known, kind)
@@ -245,6 +252,12 @@ class _Columns:
             # A column of nulls has no type to disagree with, so its file is not named.
             if not pa.types.is_null(kind):
                 self._first_seen.setdefault(field.name, file_name)
+
+    def originals(self) -> dict[str, pa.DataType]:
+        return {
+            name: kinds[0] if len(kinds) == 1 else self._types[name]
+            for name, kinds in self._originals.items()
+        }
 
     def schema(self) -> pa.Schema:
         return pa.schema(list(self._types.items()))

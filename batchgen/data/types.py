@@ -34,6 +34,37 @@ def normalize_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def without_views(kind: pa.DataType) -> pa.DataType:
+    """Give the type with plain text, bytes and lists in the place of their views.
+
+    A dictionary stays one where it is the whole column; inside other types it becomes its
+    values, since Arrow cannot bring dictionaries of several batches together there.
+    """
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, without_views(kind.value_type), kind.ordered)
+    plain = _without_views(kind)
+    return kind if plain.equals(kind) else plain
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _without_views(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_without_views(kind.value_type), kind.list_size)
+    lists = {
+        pa.list_: pa.types.is_list(kind) or pa.types.is_list_view(kind),
+        pa.large_list: pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind),
+    }
+    make = next((make for make, fits in lists.items() if fits), None)
+    if make is not None:
+        return make(_without_views(kind.value_type))
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+
+
 def _list_like(kind: pa.DataType, values: pa.DataType) -> pa.DataType:
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(values, kind.list_size)

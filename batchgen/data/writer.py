@@ -11,6 +11,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from batchgen.data.carry import CarriedRows
 from batchgen.data.files import OutputError
 from batchgen.data.parts import next_part_number, part_name, write_part
 from batchgen.data.schema import RowResult, to_table
@@ -84,6 +85,7 @@ class PartWriter:
         schema: from ``output_schema``.
         rows_per_part: see :meth:`PartLimits.of`.
         limits: instead of ``rows_per_part``, all limits at once.
+        carried: the input columns in the schema.
         queue_rows: rows that may wait; :meth:`put` blocks above it.
     """
 
@@ -94,12 +96,15 @@ class PartWriter:
         *,
         rows_per_part: int | None = None,
         limits: PartLimits | None = None,
+        carried: CarriedRows | None = None,
         queue_rows: int = 1024,
     ) -> None:
         self.stats = WriterStats()
         self._directory = directory
         self._schema = schema
         self._limits = limits or PartLimits.of(rows_per_part)
+        self._carried = carried
+        self._carried_bytes = carried.row_bytes if carried is not None else 0
         self._queue: queue.Queue[RowResult | _Flush | _Close] = queue.Queue(queue_rows)
         self._next_number = next_part_number(directory)
         self._pending: list[RowResult] = []
@@ -207,7 +212,7 @@ class PartWriter:
         if not self._pending:
             self._deadline = time.monotonic() + self._limits.age_s
         self._pending.append(row)
-        self._pending_bytes += row.size_bytes
+        self._pending_bytes += row.size_bytes + self._carried_bytes
         if (
             len(self._pending) >= self._limits.rows
             or self._pending_bytes >= self._limits.size_bytes
@@ -221,7 +226,7 @@ class PartWriter:
             return
         try:
             start = time.perf_counter()
-            self._write(to_table(rows, self._schema))
+            self._write(to_table(rows, self._schema, carried=self._carried))
             self.stats.last_write_s = time.perf_counter() - start
             self.stats.write_s += self.stats.last_write_s
         except Exception as error:

@@ -114,9 +114,10 @@ class BlockManager:
     def claim(self, request: Request) -> Claim:
         """Find what the request's known tokens share, and count what the rest takes.
 
-        The last known token is never matched: its logits are still to be computed.
+        Tokens whose logits are still to be computed are never matched: the last known one, and
+        those that log-probabilities are wanted after.
         """
-        most = len(request.token_ids) - 1 if self.prefix_caching else 0
+        most = min(len(request.token_ids) - 1, request.first_logits) if self.prefix_caching else 0
         match = self.index.match(request.token_ids, self.block_size, most, step=self.step)
         new = self.blocks_for(self._tokens_to_hold(request, match)) - len(match.chain)
         unseen = self._num_unseen(len(match.chain) * self.block_size)

@@ -11,7 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
+from batchgen.engine.logprobs import NEVER, TokenLogprobs
 from batchgen.engine.prefix_index import Node
+from batchgen.engine.repetition import RepetitionWatch
 from batchgen.engine.step import Constraint, FloatArray, IntArray
 from batchgen.errors import RowError
 from batchgen.sampling import SamplingParams
@@ -31,6 +33,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
     ERROR = "error"
 
 
@@ -111,6 +114,10 @@ class Request:
         noise_key: 64-bit key of this request's sampling noise, see :func:`noise_key`.
         text_stop: watches for stop strings, where the request has any.
         constraint: what the output has to be, where that is not free.
+        bad_words: token sequences that may not come to an end in the output.
+        logprobs: of its tokens, as far as they are wanted.
+        forced: output tokens to come that are settled already.
+        repetition: sees where the output goes round in circles, where that ends it.
         scored_tokens: [K] tokens of which only the log-probabilities after the prompt are
             wanted; such a request generates nothing.
         scores: [K] these log-probabilities, once the request has ended.
@@ -137,6 +144,10 @@ class Request:
     max_total_tokens: int
     text_stop: TextStop | None = None
     constraint: Constraint | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    repetition: RepetitionWatch | None = None
+    logprobs: TokenLogprobs | None = None
+    forced: list[int] = field(default_factory=list)
     scored_tokens: IntArray | None = None
     scores: FloatArray | None = None
     priority: int = 0
@@ -169,10 +180,15 @@ class Request:
         noise_key: int = 0,
         text_stop: TextStop | None = None,
         constraint: Constraint | None = None,
+        bad_words: tuple[tuple[int, ...], ...] = (),
+        logs_prompt: bool = True,
         scored_tokens: IntArray | None = None,
         priority: int = 0,
     ) -> Request:
-        """Make a request for a prompt; its output ends at ``max_model_len`` at the latest."""
+        """Make a request for a prompt; its output ends at ``max_model_len`` at the latest.
+
+        ``logs_prompt`` says whether ``prompt_logprobs`` counts: one of a row's samples is enough.
+        """
         token_ids = array("i", prompt_token_ids)
         num_prompt_tokens = len(token_ids)
         return cls(
@@ -184,6 +200,9 @@ class Request:
             max_total_tokens=min(num_prompt_tokens + params.max_tokens, max_model_len),
             text_stop=text_stop,
             constraint=constraint,
+            bad_words=bad_words,
+            repetition=_repetition_watch(params),
+            logprobs=TokenLogprobs.wanted(params, num_prompt_tokens, with_prompt=logs_prompt),
             scored_tokens=scored_tokens,
             scores=None if scored_tokens is None else np.full(len(scored_tokens), np.nan),
             priority=priority,
@@ -195,6 +214,16 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def first_logits(self) -> int:
+        """The first position of which logits are wanted still, besides those of the last token.
+
+        All positions that were computed before it made room have given theirs.
+        """
+        if self.logprobs is None:
+            return NEVER
+        return max(self.logprobs.first_logits, self.max_computed)
+
+    @property
     def num_uncomputed(self) -> int:
         """Known tokens whose KV is still to be computed."""
         return len(self.token_ids) - self.num_computed
@@ -203,6 +232,10 @@ class Request:
     def output_token_ids(self) -> list[int]:
         """The generated tokens, the one that ended the output included."""
         return self.token_ids[self.num_prompt_tokens :].tolist()
+
+
+def _repetition_watch(params: SamplingParams) -> RepetitionWatch | None:
+    return RepetitionWatch(params.stop_on_repetition) if params.stop_on_repetition else None
 
 
 def noise_key(seed: int, row_id: int | str, sample_index: int) -> int:

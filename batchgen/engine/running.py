@@ -12,8 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from batchgen.engine.logprobs import logged_tokens
 from batchgen.engine.request import Request
-from batchgen.engine.step import IntArray, SampleBatch, ScoredSample, SpecialSample
+from batchgen.engine.step import (
+    IntArray,
+    LoggedTokens,
+    SampleBatch,
+    ScoredSample,
+    SpecialSample,
+)
 
 Mask = npt.NDArray[np.bool_]
 
@@ -36,6 +43,7 @@ class RunningRequests:
         is_watched: [seats] only its object can say whether a token ends it.
         is_special: [seats] its samples need more than the columns hold.
         is_scored: [seats] it wants log-probabilities and no token.
+        first_logits, end_logits: [seats] the positions of which logits are wanted for its log.
         tables: [seats, width] int32 block tables, 0 behind a table's end.
     """
 
@@ -56,6 +64,8 @@ class RunningRequests:
         self.is_watched: Mask = column(np.bool_)
         self.is_special: Mask = column(np.bool_)
         self.is_scored: Mask = column(np.bool_)
+        self.first_logits: IntArray = column(np.int64)
+        self.end_logits: IntArray = column(np.int64)
         self.tables = np.zeros((max_num_seqs, 16), dtype=np.int32)
         self._temperature = column(np.float64)
         self._top_p = column(np.float64)
@@ -119,10 +129,20 @@ class RunningRequests:
         self.ignores_eos[seat] = params.ignore_eos
         is_constrained = request.constraint is not None
         self.is_watched[seat] = (
-            is_constrained or request.text_stop is not None or bool(params.stop_token_ids)
+            is_constrained
+            or request.text_stop is not None
+            or request.repetition is not None
+            or bool(params.stop_token_ids)
         )
-        self.is_special[seat] = is_constrained or params.has_penalties or params.min_tokens > 0
+        self.is_special[seat] = (
+            is_constrained
+            or params.changes_logits
+            or params.min_tokens > 0
+            or bool(request.bad_words)
+        )
         self.is_scored[seat] = request.scores is not None
+        self.first_logits[seat] = request.first_logits
+        self.end_logits[seat] = 0 if request.logprobs is None else request.logprobs.end_logits
         self._temperature[seat] = params.temperature
         self._top_p[seat] = params.top_p
         self._min_p[seat] = params.min_p
@@ -188,6 +208,44 @@ class RunningRequests:
         """Count the known tokens that are still to be computed."""
         return self.num_known[seats] - self.num_computed[seats]
 
+    def num_logits(self, seats: IntArray, lengths: IntArray) -> IntArray:
+        """Count the logits that [R] rows want of their next [R] tokens for their logs."""
+        starts = self.num_computed[seats]
+        first = np.maximum(starts, self.first_logits[seats])
+        count: IntArray = np.minimum(starts + lengths, self.end_logits[seats]) - first
+        return np.maximum(0, count)
+
+    def logged(
+        self, seats: IntArray, lengths: IntArray, sampling: IntArray
+    ) -> tuple[IntArray, tuple[LoggedTokens, ...]]:
+        """Say which logits of a step, whose tokens are counted already, go into logs.
+
+        Args:
+            seats: [R] the rows.
+            lengths: [R] tokens of each.
+            sampling: [S] the rows that sample.
+
+        Returns:
+            [P] places among the step's tokens, and where the logits go.
+        """
+        ends = self.num_computed[seats]
+        firsts = np.maximum(ends - lengths, self.first_logits[seats])
+        lasts = np.minimum(ends, self.end_logits[seats])
+        rows = np.flatnonzero(firsts < lasts)
+        requests = self.requests(seats[rows])
+        logs = [
+            (row, first, last, request.logprobs, request.token_ids)
+            for row, first, last, request in zip(
+                rows.tolist(), firsts[rows].tolist(), lasts[rows].tolist(), requests, strict=True
+            )
+            if request.logprobs is not None
+        ]
+        logged = logged_tokens(logs, sampling)
+        starts = np.cumsum(lengths) - ends
+        counts = np.array([len(each.token_ids) for each in logged], dtype=np.int64)
+        places = np.repeat(starts[rows] + firsts[rows], counts)
+        return places + _counting(counts), logged
+
     def num_held_blocks(self) -> int:
         """Count the entries of all block tables, shared blocks once for each table."""
         seats = self.seats()
@@ -219,6 +277,7 @@ class RunningRequests:
                     num_prompt_tokens=request.num_prompt_tokens,
                     banned=banned(request),
                     constraint=request.constraint,
+                    forced=request.forced[0] if request.forced else None,
                 )
                 for index, request in self._marked(self.is_special, seats)
             ),
@@ -233,3 +292,9 @@ class RunningRequests:
         """Walk over those of [S] requests that are marked, and where they stand."""
         at = np.flatnonzero(marks[seats])
         return zip(at.tolist(), self.requests(seats[at]), strict=True)
+
+
+def _counting(sizes: IntArray) -> IntArray:
+    """Count from 0 in each of some stretches, one behind the other."""
+    counted: IntArray = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return counted

@@ -28,6 +28,8 @@ from batchgen.errors import EngineError, RowError, RowErrorType
 
 # Rows that let their leader go first in one step; bounds the search behind them.
 _MAX_DEFERRED = 128
+# Logits that the logs of one step's prompts may ask for; bounds what the runtime holds of them.
+_MOST_LOGITS = 256
 # Tokens that a row must gain to wait although the step has room for it.
 _WORTH_WAITING_TOKENS = 4
 
@@ -55,6 +57,7 @@ class _Step:
 
     Attributes:
         budget: tokens that are left.
+        logits: logits that are left for the logs of prompts.
         seats, lengths: the running rows that go on, and tokens of each.
         started_seats, started_lengths: the same of rows that start in this step.
         grown: ids of running requests that took blocks in this step.
@@ -62,6 +65,7 @@ class _Step:
     """
 
     budget: int
+    logits: int = _MOST_LOGITS
     seats: IntArray = field(default_factory=_no_seats)
     lengths: IntArray = field(default_factory=_no_seats)
     started_seats: list[int] = field(default_factory=list)
@@ -92,6 +96,15 @@ def _without_token(request: Request, mark: int) -> RowError:
         RowErrorType.UNSATISFIABLE_CONSTRAINT,
         f"{message}: {problem or 'what structured.* allows, min_tokens holds back'}",
     )
+
+
+def _settle_forced(request: Request, constraint: Constraint) -> None:
+    """Settle the tokens that the constraint leaves no choice for.
+
+    They are the same as if they had been taken without a step, but each is sampled, since
+    its log-probability is wanted.
+    """
+    request.forced = request.forced[1:] if request.forced else constraint.forced()
 
 
 def _by_arrival(request: Request) -> int:
@@ -227,7 +240,10 @@ class Scheduler:
                 continue
             reasons = self._stop_rules.check(request)
             if reasons is None and request.constraint is not None:
-                reasons = self._take_forced(request, request.constraint)
+                if request.params.logprobs is not None:
+                    _settle_forced(request, request.constraint)
+                else:
+                    reasons = self._take_forced(request, request.constraint)
             if reasons is not None:
                 self._finish(request, *reasons)
 
@@ -290,6 +306,7 @@ class Scheduler:
         self._release_behind_windows()
         seats = self.running.seats()
         lengths = _within(step.budget, self.running.uncomputed(seats))
+        lengths = self._within_logits(step, seats, lengths)
         seats, lengths = seats[lengths > 0], lengths[lengths > 0]
         self._make_room_for(step, seats, lengths)
         # Some may have had to leave.
@@ -298,6 +315,15 @@ class Scheduler:
         step.budget -= int(step.lengths.sum())
         self.running.advance(step.seats, step.lengths)
         self._publish_rows(step.seats, step.lengths)
+
+    def _within_logits(self, step: _Step, seats: IntArray, lengths: IntArray) -> IntArray:
+        """Cut [R] lengths where the logs of the rows would ask for too many logits."""
+        wanted = self.running.num_logits(seats, lengths)
+        # One is the sample's own, which is there in any case.
+        wanted[wanted <= 1] = 0
+        allowed = _within(step.logits, wanted)
+        step.logits -= int(allowed.sum())
+        return np.where(wanted > 0, np.maximum(1, lengths - (wanted - allowed)), lengths)
 
     def _release_behind_windows(self) -> None:
         window = self.blocks.window
@@ -348,6 +374,9 @@ class Scheduler:
         sampling = np.flatnonzero(self.running.uncomputed(seats) == 0)
         self._sampled = seats[sampling]
         samples = self.running.samples(sampling, self._sampled, self._stop_rules.banned_now)
+        if (self.running.end_logits[seats] > 0).any():
+            given, logged = self.running.logged(seats, lengths, sampling)
+            samples = replace(samples, given=given, logged=logged)
         self._num_steps += 1
         return build_plan(
             self.running,
@@ -463,11 +492,14 @@ class Scheduler:
 
     def _run(self, step: _Step, request: Request) -> None:
         """Let a request that has its blocks start."""
-        num_tokens = min(request.num_uncomputed, step.budget)
         request.status = Status.RUNNING
-        request.num_computed += num_tokens
-        step.budget -= num_tokens
         self.running.join(request)
+        seat = np.array([request.seat])
+        wanted = np.array([min(request.num_uncomputed, step.budget)])
+        num_tokens = int(self._within_logits(step, seat, wanted)[0])
+        request.num_computed += num_tokens
+        self.running.num_computed[seat] = request.num_computed
+        step.budget -= num_tokens
         step.started_seats.append(request.seat)
         step.started_lengths.append(num_tokens)
         self.blocks.publish(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,15 +67,17 @@ class Constraint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SpecialSample:
-    """What only some samples have: penalties, tokens that are held back, a constraint.
+    """What only some samples have: bias, penalties, tokens that are held back, a constraint.
 
     Attributes:
         index: which sample of the batch.
-        params: the penalties.
+        params: bias and penalties.
         token_ids: all known tokens; not to be changed or kept.
         num_prompt_tokens: where the output begins in ``token_ids``.
-        banned: tokens that may not be chosen now (held back by ``min_tokens``).
+        banned: tokens that may not be chosen now (held back by ``min_tokens``, or the ends of
+            bad words).
         constraint: rules out all other tokens than those it allows.
+        forced: the one token that is chosen, where that is settled.
     """
 
     index: int
@@ -84,6 +86,7 @@ class SpecialSample:
     num_prompt_tokens: int
     banned: tuple[int, ...]
     constraint: Constraint | None = None
+    forced: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,55 @@ class ScoredSample:
 
 
 @dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """N tokens, each beside the K likeliest ones in its place.
+
+    Of equally likely tokens the lowest id counts as the likelier.
+
+    Attributes:
+        token_ids: [N, 1 + K] int32 the token itself, then the likeliest, the best first.
+        logprobs: [N, 1 + K] float32 their log-probabilities by the model's own logits.
+        ranks: [N] int32 the place of the token itself by likelihood; 1 is the likeliest.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    ranks: npt.NDArray[np.int32]
+
+    def __getitem__(self, part: slice) -> LogprobRows:
+        """Give some of the tokens; writing there is writing here."""
+        return LogprobRows(self.token_ids[part], self.logprobs[part], self.ranks[part])
+
+    def put(self, rows: LogprobRows) -> None:
+        """Write as many tokens, of as many likeliest ones at least."""
+        columns = self.token_ids.shape[1]
+        self.token_ids[:] = rows.token_ids[:, :columns]
+        self.logprobs[:] = rows.logprobs[:, :columns]
+        self.ranks[:] = rows.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTokens:
+    """Tokens of a request of which the log-probabilities are wanted.
+
+    Attributes:
+        first: which of the step's given logits is the first that one of them follows.
+        token_ids: [N] those that are known and follow N given logits.
+        sample: the sample that is one more of them, behind these; -1 for none.
+        entries: N of them, or one more, which the runtime writes.
+    """
+
+    first: int
+    token_ids: IntArray
+    sample: int
+    entries: LogprobRows
+
+
+def _nowhere() -> IntArray:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
 class SampleBatch:
     """The S tokens to sample in a step, in row order.
 
@@ -113,6 +165,10 @@ class SampleBatch:
         positions: [S] output tokens before this one; with the key it gives the noise.
         special: the samples that need more than that.
         scored: the samples of which no token is taken.
+        given: [P] places among the step's tokens whose logits are wanted besides: what follows
+            there is known.
+        logged: tokens that follow these logits, or are sampled, and are wanted with their
+            log-probabilities.
     """
 
     rows: IntArray
@@ -124,6 +180,8 @@ class SampleBatch:
     positions: IntArray
     special: tuple[SpecialSample, ...] = ()
     scored: tuple[ScoredSample, ...] = ()
+    given: IntArray = field(default_factory=_nowhere)
+    logged: tuple[LoggedTokens, ...] = ()
 
     def __len__(self) -> int:
         """Count the samples."""
@@ -163,6 +221,13 @@ class StepPlan:
     swap_out: IntArray
     swap_in: IntArray
     copies: IntArray
+
+    @property
+    def logits_at(self) -> IntArray:
+        """[S + P] places of the tokens whose logits are wanted; at least one."""
+        ends = self.query_starts[1:] - 1
+        wanted = np.concatenate([ends[self.samples.rows], self.samples.given])
+        return wanted if len(wanted) else ends[-1:]
 
     @property
     def num_rows(self) -> int:

@@ -37,7 +37,12 @@ def fingerprint(config: Config, inputs: JobInputs, *, device: str, id_digest: st
             "max_model_len": inputs.limits.max_model_len,
         },
         "engine": {"attention": config.engine.attention.value},
-        "prompt": {**spec, "shots": _digest(shots), "source": inputs.renderer.source.value},
+        "prompt": {
+            **spec,
+            "shots": _digest(shots),
+            "source": inputs.renderer.source.value,
+            "truncation": config.prompt.truncation.value,
+        },
         "sampling": {
             **asdict(inputs.sampling),
             "score_calibration": config.sampling.score_calibration.value,
@@ -49,6 +54,7 @@ def fingerprint(config: Config, inputs: JobInputs, *, device: str, id_digest: st
             "limit": config.input.limit,
             "ids": id_digest,
         },
+        "output": {"carry_columns": inputs.carried.names if inputs.carried is not None else []},
     }
 
 

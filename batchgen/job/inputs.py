@@ -8,15 +8,19 @@ from typing import Any
 import pyarrow as pa
 
 from batchgen.config import Config, InputConfig, PromptConfig
+from batchgen.data.carry import carried_schema
 from batchgen.data.reader import id_type, read_rows
+from batchgen.data.schema import OWN_COLUMNS, output_schema
 from batchgen.data.source import InputSource, discover
-from batchgen.errors import RowErrorType, UsageError
+from batchgen.errors import RowError, RowErrorType, UsageError
+from batchgen.prompts.bad_words import BadWords
 from batchgen.prompts.limits import Limits
-from batchgen.prompts.render import PromptSpec, Renderer
+from batchgen.prompts.render import PromptSpec, Renderer, Source
 from batchgen.prompts.row_sampling import num_samples
 from batchgen.prompts.shots import load_shots
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.prompts.tokenizer import Tokenizer, load_tokenizer
+from batchgen.prompts.truncation import SIDES, Truncation
 from batchgen.runtime.model import (
     ModelSource,
     load_config,
@@ -38,8 +42,11 @@ class JobInputs:
         tokenizer: the model's, or None where it has none and the rows are token ids.
         limits: what the model can take.
         renderer: rows to prompts.
+        truncation: cuts prompts that are too long, where that is asked for.
         sampling: the job's parameters.
+        carried: input columns that go into the output, if any.
         grammars: what structured outputs may be.
+        bad_words: what outputs may not hold.
         model_config: transformers' configuration of the model.
     """
 
@@ -49,8 +56,11 @@ class JobInputs:
     tokenizer: Tokenizer | None
     limits: Limits
     renderer: Renderer
+    truncation: Truncation | None
     sampling: SamplingParams
+    carried: pa.Schema | None
     grammars: Grammars
+    bad_words: BadWords
     model_config: Any
 
     @classmethod
@@ -79,23 +89,39 @@ class JobInputs:
             model_config.vocab_size,
             lambda: load_eos_ids(model_source(config), model_config),
         )
+        bad_words = BadWords(tokenizer, model_config.vocab_size)
+        problem = bad_words.problem(sampling)
+        if problem is not None:
+            raise UsageError(f"sampling.{problem.message}")
         problem = grammars.problem(sampling)
         if problem is not None and problem.type is RowErrorType.INVALID_SAMPLING_PARAMS:
             raise UsageError(problem.message)
+        limits = Limits(
+            max_model_len=resolve_max_model_len(model_config, config.model.max_model_len),
+            vocab_size=model_config.vocab_size,
+        )
+        renderer = Renderer(prompt_spec(config.prompt), source.schema, tokenizer)
         return cls(
             source=source,
             id_type=id_type(source, config.input.id_column),
             num_rows=min(source.num_rows, config.input.limit or source.num_rows),
             tokenizer=tokenizer,
-            limits=Limits(
-                max_model_len=resolve_max_model_len(model_config, config.model.max_model_len),
-                vocab_size=model_config.vocab_size,
+            limits=limits,
+            renderer=renderer,
+            truncation=_truncation(
+                config.prompt.truncation.value, renderer, tokenizer, limits, sampling, grammars
             ),
-            renderer=Renderer(prompt_spec(config.prompt), source.schema, tokenizer),
             sampling=sampling,
+            carried=_carried(config, source),
             grammars=grammars,
+            bad_words=bad_words,
             model_config=model_config,
         )
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """The schema of the output."""
+        return output_schema(self.id_type, self.carried)
 
     def prompts(self, config: InputConfig) -> Iterator[pa.RecordBatch]:
         """Read, render and tokenise the rows, batch by batch, for the prompt store."""
@@ -114,14 +140,54 @@ class JobInputs:
             self.limits,
             self.sampling,
             priority_column=priority,
-            output_problem=self.grammars.problem,
+            output_problem=self.problem,
+            truncation=self.truncation,
         )
+
+    def problem(self, params: SamplingParams) -> RowError | None:
+        """Say why no output can be as the parameters ask, or None where one can."""
+        return self.bad_words.problem(params) or self.grammars.problem(params)
 
     def requests_of(self, params: SamplingParams) -> int:
         """Count the requests that a row with some parameters makes."""
         if params.score_choices:
             return self.grammars.num_nodes(params.score_choices)
         return num_samples(params)
+
+
+def _truncation(
+    policy: str,
+    renderer: Renderer,
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    sampling: SamplingParams,
+    grammars: Grammars,
+) -> Truncation | None:
+    if policy not in SIDES:
+        return None
+    cuts_text = renderer.source in (Source.MESSAGES, Source.TEMPLATE)
+    if cuts_text and not getattr(tokenizer, "is_fast", False):
+        raise UsageError(
+            f"prompt.truncation={policy} cuts a {renderer.source.value}'s own text, for which the "
+            "tokenizer must say where its tokens stand in it, and this one, which has no "
+            "tokenizer.json, does not; name another with model.tokenizer"
+        )
+
+    def output_tokens(params: SamplingParams) -> int:
+        if params.score_choices:
+            # The longest way to where choices part, and the token whose logits are wanted.
+            return max(map(len, grammars.tree(params.score_choices).paths)) + 1
+        return params.max_tokens
+
+    return Truncation(SIDES[policy], renderer, tokenizer, limits, sampling, output_tokens)
+
+
+def _carried(config: Config, source: InputSource) -> pa.Schema | None:
+    wanted = config.output.carry_columns
+    if not wanted:
+        return None
+    id_column = config.input.id_column
+    return carried_schema(source, wanted, id_column=id_column, own=OWN_COLUMNS)
 
 
 def _check_priority(config: InputConfig, schema: pa.Schema) -> None:

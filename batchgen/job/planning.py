@@ -141,6 +141,7 @@ def plan_job(
         window_rows=config.schedule.window_rows,
         done=done,
         requests_of=inputs.requests_of,
+        truncation=config.prompt.truncation.value,
     )
     plan = replace(plan, advice=_advice(config, inputs, spec, renderer, store, plan))
     phases = {"tokenize_s": tokenized - started, "order_s": time.perf_counter() - tokenized}

@@ -9,7 +9,9 @@ import numpy.typing as npt
 from batchgen.data.schema import RowResult
 from batchgen.engine.request import BlockAccount, Request, noise_key
 from batchgen.errors import RowError
+from batchgen.job.logprobs import logprob_columns, with_prompt_logprobs
 from batchgen.job.scores import joined, label_columns
+from batchgen.prompts.bad_words import BadWords
 from batchgen.prompts.plan import Plan
 from batchgen.prompts.row_sampling import row_params
 from batchgen.prompts.store import PromptStore
@@ -51,6 +53,7 @@ class RequestStream:
         max_model_len: int,
         block_size: int,
         grammars: Grammars,
+        bad_words: BadWords,
     ) -> None:
         self._store = store
         self._plan = plan
@@ -60,6 +63,7 @@ class RequestStream:
         self._max_model_len = max_model_len
         self._block_size = block_size
         self._grammars = grammars
+        self._bad_words = bad_words
         self._receivers: dict[int, list[Receiver]] = {}
         # By input position: results of rows of which other samples are still to come.
         self._samples: dict[int, list[RowResult]] = {}
@@ -78,7 +82,9 @@ class RequestStream:
                 yield self._request(row, 0, self._greedy_receivers(row))
                 continue
             for sample in range(params.n):
-                yield self._request(row, sample, [Receiver(row, sample, is_duplicate=False)])
+                # The prompt's log-probabilities are the same for all of them.
+                receivers = [Receiver(row, sample, is_duplicate=False)]
+                yield self._request(row, sample, receivers, logs_prompt=sample == 0)
 
     def results(self, request: Request, started: float) -> Iterator[RowResult]:
         """Yield the output rows that a finished request completes.
@@ -127,7 +133,8 @@ class RequestStream:
         if len(results) < request.params.n:
             self._samples[row] = results
             return []
-        return [each for each in results if each.status == "error"][:1] or results
+        failed = [each for each in results if each.status == "error"][:1]
+        return failed or with_prompt_logprobs(results)
 
     def name_of(self, request: Request) -> str:
         """Name the output row that a request computes, for people."""
@@ -177,7 +184,9 @@ class RequestStream:
                 priority=int(self._store.priorities[row]),
             )
 
-    def _request(self, row: int, sample: int, receivers: list[Receiver]) -> Request:
+    def _request(
+        self, row: int, sample: int, receivers: list[Receiver], *, logs_prompt: bool = True
+    ) -> Request:
         params = self._params[row]
         request_id, self._next_id = self._next_id, self._next_id + 1
         self._receivers[request_id] = receivers
@@ -189,6 +198,8 @@ class RequestStream:
             noise_key=noise_key(params.seed, self._row_id(row), sample),
             text_stop=self._text_stop(params),
             constraint=self._constraint(params),
+            logs_prompt=logs_prompt,
+            bad_words=self._bad_words.spellings(params.bad_words),
             priority=int(self._store.priorities[row]),
         )
 
@@ -244,7 +255,10 @@ class RequestStream:
             output_token_ids=request.output_token_ids,
             finish_reason=request.finish_reason.value,
             stop_reason=request.stop_reason,
+            **logprob_columns(request),
             prompt_tokens=request.num_prompt_tokens,
+            prompt_tokens_cut=int(self._store.cut_tokens[receiver.row]),
+            max_tokens_cut=self._max_tokens_cut(receiver.row),
             completion_tokens=request.num_output_tokens,
             prompt_blocks=prompt_blocks,
             **asdict(account),
@@ -252,6 +266,13 @@ class RequestStream:
             time_to_first_token_ms=1000 * (times.first_token - times.admitted),
             generation_time_ms=1000 * (times.finished - times.admitted),
         )
+
+    def _max_tokens_cut(self, row: int) -> int:
+        params = self._params[row]
+        if params.score_choices:
+            return 0
+        wanted = int(self._store.lengths[row]) + params.max_tokens
+        return max(0, wanted - self._max_model_len)
 
     def _row_id(self, row: int) -> int | str:
         row_id: int | str = self._ids[row].as_py()

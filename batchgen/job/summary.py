@@ -54,8 +54,10 @@ def is_finished(output: OutputDir, finished: FinishedRows, order: OutputOrder) -
 def output_totals(output: OutputDir) -> dict[str, Any]:
     """Count the output as it stands on disk, earlier runs' rows included."""
     columns = ["status", "error_type", "finish_reason", "prompt_tokens", "completion_tokens"]
+    columns += ["prompt_tokens_cut", "max_tokens_cut"]
     parts = [str(path) for path in output.parts]
     rows = ok = prompt_tokens = completion_tokens = 0
+    cut: dict[str, int] = {}
     errors: dict[str, int] = {}
     reasons: dict[str, int] = {}
     for batch in ds.dataset(parts, format="parquet").to_batches(columns=columns):
@@ -66,6 +68,11 @@ def output_totals(output: OutputDir) -> dict[str, Any]:
         _count(reasons, batch.column("finish_reason"))
         prompt_tokens += pc.sum(batch.column("prompt_tokens").filter(is_ok)).as_py() or 0
         completion_tokens += pc.sum(batch.column("completion_tokens")).as_py() or 0
+        for name in ("prompt_tokens_cut", "max_tokens_cut"):
+            column = batch.column(name)
+            rows_cut = pc.sum(pc.greater(column, 0)).as_py() or 0
+            cut[f"{name}_rows"] = cut.get(f"{name}_rows", 0) + rows_cut
+            cut[name] = cut.get(name, 0) + (pc.sum(column).as_py() or 0)
     return {
         "rows": rows,
         "ok": ok,
@@ -73,6 +80,7 @@ def output_totals(output: OutputDir) -> dict[str, Any]:
         "finish_reasons": reasons,
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
+        "truncation": cut,
     }
 
 

@@ -27,6 +27,7 @@ from batchgen.prompts.order import (
 )
 from batchgen.prompts.row_sampling import num_samples, result_key
 from batchgen.prompts.store import PromptStore
+from batchgen.prompts.truncation_audit import TruncationAudit
 from batchgen.sampling import SamplingParams
 
 MAX_GROUPS = 20
@@ -60,6 +61,7 @@ class Plan:
         future: which request is the next to need a prefix, for the engine's eviction.
         shared_tokens: [store rows] leading tokens that each row of ``order`` has in common
             with the row before it in prefix order; -1 for all other rows.
+        truncation: what becomes of rows that are too long beside their output.
         advice: a change of the template that would share more, where one is known.
     """
 
@@ -83,6 +85,7 @@ class Plan:
     row_errors: Mapping[str, int]
     future: PlannedFuture
     shared_tokens: Rows
+    truncation: TruncationAudit
     advice: Advice | None = None
 
     @property
@@ -117,6 +120,7 @@ class Plan:
             "duplicates": self.num_duplicates,
             "row_errors": dict(self.row_errors),
             "groups": groups,
+            "truncation": asdict(self.truncation),
             "advice": self.advice and self.advice.to_json(),
         }
 
@@ -140,6 +144,7 @@ class Plan:
             f"copied ({group.tokens_lost:,} that blocks alone would lose)"
             for group in self.groups[:3]
         ]
+        lines += self.truncation.describe()
         if self.advice is not None:
             lines.append(self.advice.describe())
         return "\n".join(lines)
@@ -156,6 +161,7 @@ def make_plan(
     window_rows: int | None = None,
     done: npt.NDArray[np.bool_] | None = None,
     requests_of: Callable[[SamplingParams], int] = num_samples,
+    truncation: str = "error",
 ) -> Plan:
     """Plan a job over its prompts.
 
@@ -171,6 +177,7 @@ def make_plan(
         done: for each store row whether an earlier run has its result already; such rows
             count in nothing but ``rows`` and ``row_errors``.
         requests_of: gives the requests of a row with some parameters.
+        truncation: ``prompt.truncation``, which has been done already.
     """
     good = store.good_rows
     if done is not None:
@@ -183,8 +190,9 @@ def make_plan(
     lengths, lcp = _requests(store, windows, samples)
     needs = lengths + np.repeat(max_tokens[by_prefix], samples[by_prefix])
     needs = np.minimum(needs, max_model_len)
-    floor_block = prefill_tokens(lengths, lcp, block_size)
-    floor = prefill_tokens(lengths, lcp)
+    taken = _taken_from_cache(lcp, by_prefix, samples, needs_of.logs_prompt, block_size)
+    floor_block = prefill_tokens(lengths, taken, block_size)
+    floor = prefill_tokens(lengths, taken)
     ordered, expected, basis = by_prefix, floor, "shared by the token in prefix order"
     if order != "prefix":
         ordered = rows if order == "input" else length_order(store.lengths, rows)
@@ -215,6 +223,7 @@ def make_plan(
         row_errors=dict(Counter(error.type.value for _, error in store.errors())),
         future=PlannedFuture(_request_numbers(ordered, by_prefix, samples), lcp),
         shared_tokens=_shared_by_row(by_prefix, lcp, samples),
+        truncation=TruncationAudit.of(truncation, store, good, needs_of.max_tokens, max_model_len),
     )
 
 
@@ -227,11 +236,13 @@ class _RowNeeds:
         max_tokens: most tokens of an output, as far as the model's length goes.
         result_keys: a number for what the result depends on besides the prompt's ids; -1
             where it depends on noise of its own.
+        logs_prompt: 1 where the logits of the whole prompt are wanted, else 0.
     """
 
     samples: Rows
     max_tokens: Rows
     result_keys: Rows
+    logs_prompt: Rows
 
 
 def _row_needs(
@@ -245,12 +256,13 @@ def _row_needs(
     encoded = column.dictionary_encode().combine_chunks()
     numbers: dict[SamplingParams | None, int] = {None: -1}
     # The last one stands for rows without parameters of their own, whose code is -1.
-    needs = np.empty((len(encoded.dictionary) + 1, 3), np.int64)
+    needs = np.empty((len(encoded.dictionary) + 1, 4), np.int64)
     for at, text in enumerate(chain(encoded.dictionary, [None])):
         params = sampling if text is None else sampling.override_json(text.as_py())
         number = numbers.setdefault(result_key(params), len(numbers) - 1)
         max_tokens = 1 if params.score_choices else params.max_tokens
-        needs[at] = requests_of(params), min(max_tokens, max_model_len), number
+        logs_prompt = params.prompt_logprobs is not None
+        needs[at] = requests_of(params), min(max_tokens, max_model_len), number, logs_prompt
     codes = pc.fill_null(encoded.indices, -1).to_numpy()
     return _RowNeeds(*(column[codes] for column in needs.T))
 
@@ -270,6 +282,30 @@ def _requests(store: PromptStore, windows: Sequence[Rows], samples: Rows) -> tup
         [np.empty(0, np.int64), *(neighbour_lcp(store.ids, window) for window in windows)]
     )
     return repeat_rows(store.lengths[rows], shared, samples[rows])
+
+
+def _taken_from_cache(
+    lcp: Rows, by_prefix: Rows, samples: Rows, logs_prompt: Rows, block_size: int
+) -> Rows:
+    """Give what each request need not compute, of what it shares with the one before it.
+
+    A row's first request logs the prompt for all of them and takes nothing. Where others have
+    entered the prompt's first block before, its own blocks stay its own, so that what comes
+    after it finds only what came before it.
+    """
+    counts = samples[by_prefix]
+    firsts = np.cumsum(counts) - counts
+    logs = logs_prompt[by_prefix] > 0
+    taken = lcp.copy()
+    # What of each row's prompt is there when its first request comes.
+    there = lcp[firsts]
+    for row in np.flatnonzero(logs & (there >= block_size)).tolist():
+        if counts[row] > 1:
+            taken[firsts[row] + 1] = there[row]
+        elif row + 1 < len(there):
+            there[row + 1] = min(there[row + 1], there[row])
+    taken[firsts] = np.where(logs, 0, there)
+    return taken
 
 
 def _shared_by_row(by_prefix: Rows, lcp: Rows, samples: Rows) -> Rows:

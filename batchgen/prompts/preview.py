@@ -21,7 +21,13 @@ def _show(store: PromptStore, tokenizer: Tokenizer | None, row: int) -> str:
         return f"{head}: {error.type.value}: {error.message}"
     ids = store.ids(row).tolist()
     overrides = store.sampling_params[row].as_py()
-    lines = [f"{head}: {len(ids)} tokens" + (f", sampling {overrides}" if overrides else "")]
+    cut = int(store.cut_tokens[row])
+    notes = [
+        f"{len(ids)} tokens",
+        f"{cut} cut off" if cut else "",
+        overrides and f"sampling {overrides}",
+    ]
+    lines = [f"{head}: {', '.join(filter(None, notes))}"]
     if tokenizer is not None:
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         lines.append(text)

@@ -24,6 +24,7 @@ def store_schema(id_type: pa.DataType) -> pa.Schema:
             pa.field("token_ids", pa.list_(pa.int32())),
             pa.field("sampling_params", pa.string()),
             pa.field("priority", pa.int64(), nullable=False),
+            pa.field("cut_tokens", pa.int32(), nullable=False),
             pa.field("error_type", pa.string()),
             pa.field("error_message", pa.string()),
         ]
@@ -116,6 +117,12 @@ class PromptStore:
         """Priority of every store row ``[num_rows]``; lower numbers go first."""
         columns = [batch.column("priority").to_numpy() for batch in self._batches]
         return _joined(columns, np.int64)
+
+    @cached_property
+    def cut_tokens(self) -> npt.NDArray[np.int32]:
+        """Tokens that truncation took from every store row's prompt ``[num_rows]``."""
+        columns = [batch.column("cut_tokens").to_numpy() for batch in self._batches]
+        return _joined(columns, np.int32)
 
     @property
     def row_ids(self) -> pa.ChunkedArray:

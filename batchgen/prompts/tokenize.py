@@ -14,6 +14,7 @@ from batchgen.prompts.render import Renderer
 from batchgen.prompts.row_sampling import RowSampling
 from batchgen.prompts.store import store_schema
 from batchgen.prompts.tokenizer import Tokenizer
+from batchgen.prompts.truncation import Truncation
 from batchgen.sampling import SamplingParams
 
 MAX_MESSAGE_CHARS = 1000
@@ -45,6 +46,7 @@ def tokenize_batches(
     *,
     priority_column: str | None = None,
     output_problem: Callable[[SamplingParams], RowError | None] = lambda params: None,
+    truncation: Truncation | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Render and tokenise rows, one store batch for each batch of rows.
 
@@ -54,6 +56,7 @@ def tokenize_batches(
         sampling: the job's parameters, which a row's own override.
         priority_column: integer column of the batches; a null counts as 0.
         output_problem: says why no output can be as a row's parameters ask.
+        truncation: cuts prompts that are too long; None leaves them as they are.
 
     Yields:
         Batches of the :class:`~batchgen.prompts.store.PromptStore` schema.
@@ -61,9 +64,14 @@ def tokenize_batches(
     encoder = PromptEncoder(renderer.source, tokenizer, limits)
     row_sampling = RowSampling(sampling, output_problem)
     for batch in rows:
-        results = encoder.encode(renderer.render(batch.table))
+        prompts = renderer.render(batch.table)
+        results = encoder.encode(prompts)
         overrides = list(row_sampling.overrides(batch.table))
-        yield _store_batch(batch, results, overrides, _priorities(batch.table, priority_column))
+        cut = [0] * len(results)
+        if truncation is not None:
+            results, cut = truncation.fit(batch.table, prompts, results, overrides)
+        priorities = _priorities(batch.table, priority_column)
+        yield _store_batch(batch, results, overrides, priorities, cut)
 
 
 def _store_batch(
@@ -71,6 +79,7 @@ def _store_batch(
     results: Sequence[IdArray | RowError],
     overrides: Sequence[str | RowError | None],
     priorities: pa.Array,
+    cut: Sequence[int],
 ) -> pa.RecordBatch:
     outcomes = [
         override if isinstance(override, RowError) and not isinstance(result, RowError) else result
@@ -84,6 +93,7 @@ def _store_batch(
         _list_array([None if isinstance(outcome, RowError) else outcome for outcome in outcomes]),
         pa.array([None if isinstance(each, RowError) else each for each in overrides], pa.string()),
         priorities,
+        pa.array(cut, pa.int32()),
         pa.array([error and error.type.value for error in errors], pa.string()),
         pa.array([error and _storable(error.message) for error in errors], pa.string()),
     ]

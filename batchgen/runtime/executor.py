@@ -47,16 +47,15 @@ class ModelExecutor:
         """Run the forward pass.
 
         Returns:
-            [S, V] float32 logits of the plan's samples.
+            [S + P, V] float32 logits of the plan's samples, then of its given tokens.
         """
-        ends = plan.query_starts[1:] - 1
-        wanted = ends[plan.samples.rows] if len(plan.samples) else ends[-1:]
+        samples = plan.samples
         output = self._model(
             input_ids=torch.from_numpy(plan.token_ids).to(self._device)[None],
             position_ids=torch.from_numpy(plan.positions).to(self._device)[None],
             use_cache=False,
-            logits_to_keep=torch.from_numpy(wanted).to(self._device),
+            logits_to_keep=torch.from_numpy(plan.logits_at).to(self._device),
             paged=self._attention.begin(plan, self.cache),
         )
-        logits: torch.Tensor = output.logits[0, : len(plan.samples)]
+        logits: torch.Tensor = output.logits[0, : len(samples) + len(samples.given)]
         return logits.float()

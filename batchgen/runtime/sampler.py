@@ -1,8 +1,8 @@
 """From logits to tokens.
 
-The order is vLLM's: penalties, held-back tokens and those that a constraint rules out, then
-greedy rows take the largest logit (the lowest id where several tie); the others divide by
-the temperature and apply min_p, top_k and top_p, each over what the one before has left,
+The order is vLLM's: bias, penalties, held-back tokens and those that a constraint rules out,
+then greedy rows take the largest logit (the lowest id where several tie); the others divide
+by the temperature and apply min_p, top_k and top_p, each over what the one before has left,
 renormalised. At least one token always stays. Noise is a function of (seed, id, sample,
 position) alone, so a row's result depends on no neighbour, no order and no resume.
 """
@@ -22,6 +22,8 @@ from batchgen.engine.step import (
     ScoredSample,
     SpecialSample,
 )
+from batchgen.runtime.logprobs import LoggedLogits
+from batchgen.sampling import SamplingParams
 
 # Rows sampled at a time: bounds the float64 temporaries to some tens of MiB.
 _ROWS = 32
@@ -33,20 +35,26 @@ def sample(logits: torch.Tensor, samples: SampleBatch) -> IntArray:
     """Choose one token for each row.
 
     Args:
-        logits: [S, V] float32, changed in place.
+        logits: [S + P, V] float32 logits of the samples, then of the given tokens; the former
+            are changed in place.
         samples: S descriptions of how to choose.
 
     Returns:
         [S] token ids; ``NO_TOKEN`` where a row's logits hold a NaN, ``NO_LEGAL_TOKEN``
         where every token is ruled out.
     """
+    logits, given = logits[: len(samples)], logits[len(samples) :]
+    logged = LoggedLogits.take(logits, given, samples.logged)
     _score(logits, samples.scored)
     for entry in samples.special:
+        if entry.params.logit_bias:
+            _bias(logits[entry.index], entry.params)
         if entry.params.has_penalties:
             _penalize(logits[entry.index], entry)
         if entry.banned:
             logits[entry.index, list(entry.banned)] = float("-inf")
     _constrain(logits, samples.special)
+    _force(logits, samples.special)
     tokens = logits.argmax(dim=-1)
     random = np.flatnonzero(samples.temperature > 0)
     for start in range(0, len(random), _ROWS):
@@ -57,6 +65,7 @@ def sample(logits: torch.Tensor, samples: SampleBatch) -> IntArray:
         largest = logits.amax(dim=-1)
         tokens.masked_fill_(largest.isnan(), NO_TOKEN)
         tokens.masked_fill_(largest == float("-inf"), NO_LEGAL_TOKEN)
+    logged.write(tokens)
     chosen: IntArray = tokens.cpu().numpy()
     return chosen
 
@@ -72,6 +81,12 @@ def _score(logits: torch.Tensor, scored: Sequence[ScoredSample]) -> None:
         wanted = rows[torch.from_numpy(places), torch.from_numpy(tokens)].cpu().numpy()
         for entry, scores in zip(entries, np.split(wanted, np.cumsum(lengths)[:-1]), strict=True):
             entry.scores[:] = scores
+
+
+def _bias(logits: torch.Tensor, params: SamplingParams) -> None:
+    """Add the bias to [V] logits in place."""
+    tokens, numbers = zip(*params.logit_bias, strict=True)
+    logits[list(tokens)] += torch.tensor(numbers, dtype=logits.dtype, device=logits.device)
 
 
 def _penalize(logits: torch.Tensor, entry: SpecialSample) -> None:
@@ -108,6 +123,14 @@ def _constrain(logits: torch.Tensor, special: Sequence[SpecialSample]) -> None:
     logits[:, :width].masked_fill_(bits[:, :width], float("-inf"))
     if width < logits.shape[-1]:
         logits[list(indices), width:] = float("-inf")
+
+
+def _force(logits: torch.Tensor, special: Sequence[SpecialSample]) -> None:
+    """Leave one token in [S, V] logits where it is settled."""
+    for entry in special:
+        if entry.forced is not None:
+            logits[entry.index] = float("-inf")
+            logits[entry.index, entry.forced] = 0.0
 
 
 def _bits(words: MaskWords, device: torch.device) -> torch.Tensor:

@@ -95,6 +95,21 @@ def test_an_unknown_preset_is_refused_with_the_list(command, capsys):
     assert "varied" in said
 
 
+@pytest.mark.parametrize("value", ["all", "[all]", '["all"]'])
+def test_a_word_that_stands_for_a_list_needs_no_brackets(command, recorder, jobs, value):
+    (jobs / "letters" / "job.yaml").write_text(f"output: {{carry_columns: {value}}}\n")
+    assert command("job=letters") == command(f"output.carry_columns={value}") == 0
+    assert [config.output.carry_columns for config in recorder.configs] == [["all"], ["all"]]
+
+
+def test_a_mapping_of_ids_to_numbers_comes_through(command, recorder, jobs):
+    (jobs / "letters" / "job.yaml").write_text("sampling: {logit_bias: {50: -100, 198: 2.5}}\n")
+    assert command("job=letters") == command("sampling.logit_bias={50:-100,198: 2.5}") == 0
+    assert [config.sampling.logit_bias for config in recorder.configs] == [
+        {50: -100.0, 198: 2.5}
+    ] * 2
+
+
 @pytest.mark.parametrize(
     ("argument", "says"),
     [

@@ -293,7 +293,7 @@ def test_h02_a_full_disk_while_sorting_leaves_the_parts_as_they_were(
     def no_space(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ordering_module.pa.ipc, "new_file", no_space)
+    monkeypatch.setattr(ordering_module.pa.ipc, "new_stream", no_space)
     with OutputDir(tmp_path) as out:
         with pytest.raises(OutputError, match="No space left on device"):
             out.sort_by_input()

@@ -15,6 +15,7 @@ def batch(first, rows):
         [None if is_bad else row for row, is_bad in zip(rows, bad, strict=True)],
         ['{"max_tokens": 3}' if at == 0 else None for at in range(len(rows))],
         [at % 2 for at in range(len(rows))],
+        [at % 3 for at in range(len(rows))],
         [row if is_bad else None for row, is_bad in zip(rows, bad, strict=True)],
         ["why" if is_bad else None for is_bad in bad],
     ]
@@ -38,6 +39,7 @@ def test_a_store_gives_back_what_was_written(tmp_path):
             [1, 2, 3], [], [4], [], [2**31 - 1], [5, 6],
         ]  # fmt: skip
         assert store.lengths.tolist() == [3, 0, 1, 0, 1, 2]
+        assert store.cut_tokens.tolist() == [0, 1, 2, 0, 0, 1]
         assert store.row_index.tolist() == list(range(6))
         assert store.row_ids.to_pylist() == [2**60 + row for row in range(6)]
         assert store.good_rows.tolist() == [0, 2, 4, 5]

@@ -1,89 +1,19 @@
 """How a row's tokens are chosen: the parameters, under vLLM's names, checked once."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
+from batchgen.sampling.structure import Structure
+from batchgen.sampling.values import convert
+
 # One row cannot fill the plan's memory.
 MAX_SAMPLES = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """What an output has to be; exactly one attribute is given.
-
-    Attributes:
-        choice: one of these texts.
-        regex: a text that the whole of this regular expression matches.
-        json: a JSON text that this JSON schema accepts; the schema is JSON in one line.
-    """
-
-    choice: tuple[str, ...] | None = None
-    regex: str | None = None
-    json: str | None = None
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self | None:
-        """Make one of named values; None where all of them are null.
-
-        Args:
-            values: ``choice`` a list of text, ``regex`` a text, ``json`` a schema or its text.
-
-        Raises:
-            ValueError: an unknown name, a value of the wrong type, or more than one value.
-        """
-        names = [field.name for field in fields(cls)]
-        unknown = sorted(set(values) - set(names))
-        if unknown:
-            raise ValueError(
-                f"structured.{unknown[0]} is none of structured.{', structured.'.join(names)}"
-            )
-        given = {name: value for name, value in values.items() if value is not None}
-        if len(given) > 1:
-            raise ValueError(
-                f"{' and '.join(f'structured.{name}' for name in given)} are both named, but an "
-                "output has one structure"
-            )
-        if not given:
-            return None
-        return cls(**{name: _structure(name, value) for name, value in given.items()})
-
-
-def _structure(name: str, value: Any) -> Any:
-    if name == "choice":
-        return _choice(value)
-    if name == "json":
-        return _schema(value)
-    if not isinstance(value, str):
-        raise ValueError(f"structured.{name} must be text, not {value!r}")
-    return value
-
-
-def _schema(value: Any) -> str:
-    """Give a schema as one line of JSON; its properties keep their order."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"structured.json is not JSON: {error}") from error
-    if not isinstance(value, dict | bool):
-        raise ValueError(f"structured.json must be a schema, which is an object, not {value!r}")
-    return json.dumps(value)
-
-
-def _choice(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"structured.choice must be a list of text, not {value!r}")
-    if not value:
-        raise ValueError("structured.choice is an empty list, which allows no output at all")
-    if not all(value):
-        raise ValueError("structured.choice holds an empty text")
-    repeated = next((text for text, count in Counter(value).items() if count > 1), None)
-    if repeated is not None:
-        raise ValueError(f"structured.choice names {repeated!r} twice")
-    return tuple(value)
+# An entry takes 12 bytes a token and candidate; the whole vocabulary would fill any disk.
+MAX_LOGPROBS = 100
+# As in vLLM and OpenAI's API; it decides over any model's logits.
+MAX_BIAS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +41,14 @@ class SamplingParams:
         frequency_penalty: subtracted once for each time a token was generated.
         repetition_penalty: divides (or multiplies, below zero) the logits of tokens
             seen in the prompt or the output; 1 is off.
+        bad_words: texts that the output may not hold; see ``batchgen.prompts.bad_words``.
+        logit_bias: (token id, number) pairs by id; the number is added to the token's logit
+            before everything else.
+        stop_on_repetition: end the output where its last so many tokens are one sequence, at
+            least three times in a row; 0 is off. See ``batchgen.engine.repetition``.
+        logprobs: likeliest tokens to give beside each output token, with their
+            log-probabilities; None gives none, 0 the output token's own alone.
+        prompt_logprobs: the same for the tokens of the prompt.
         structured: what the output has to be; None is any text.
         score_choices: texts to give the probabilities of, instead of generating one.
     """
@@ -131,6 +69,11 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    bad_words: tuple[str, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_on_repetition: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     structured: Structure | None = None
     score_choices: tuple[str, ...] = ()
 
@@ -138,6 +81,11 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the result depends on the prompt alone."""
         return self.temperature == 0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether penalties or a bias change the model's logits."""
+        return self.has_penalties or bool(self.logit_bias)
 
     @property
     def has_penalties(self) -> bool:
@@ -182,6 +130,35 @@ class SamplingParams:
                 0 < self.repetition_penalty < float("inf"),
                 f"repetition_penalty={self.repetition_penalty} must be above 0",
             ),
+            (all(self.bad_words), "bad_words holds an empty string, which stands in every output"),
+            *(
+                (
+                    token >= 0 and -MAX_BIAS <= number <= MAX_BIAS,
+                    f"logit_bias={{{token}: {number}}} must map an id of 0 or more to a number "
+                    f"between -{MAX_BIAS} and {MAX_BIAS}",
+                )
+                for token, number in self.logit_bias
+            ),
+            (
+                self.stop_on_repetition == 0 or self.stop_on_repetition >= 3,
+                f"stop_on_repetition={self.stop_on_repetition} must be at least 3 tokens, or 0 "
+                "for off",
+            ),
+            *(
+                (
+                    count is None or 0 <= count <= MAX_LOGPROBS,
+                    f"{name}={count} must lie between 0 and {MAX_LOGPROBS}",
+                )
+                for name, count in (
+                    ("logprobs", self.logprobs),
+                    ("prompt_logprobs", self.prompt_logprobs),
+                )
+            ),
+            (
+                not self.score_choices or (self.logprobs is None and self.prompt_logprobs is None),
+                "score_choices generates nothing: it goes neither with logprobs nor with "
+                "prompt_logprobs",
+            ),
             (
                 self.structured is None or not self.ignore_eos,
                 "ignore_eos=true does not go with structured.*: such an output ends where its "
@@ -221,7 +198,7 @@ class SamplingParams:
             raise ValueError(f"unknown sampling parameter {', '.join(unknown)}")
         given = {name: value for name, value in values.items() if value is not None}
         params = replace(
-            self, **{name: _convert(name, value, types[name]) for name, value in given.items()}
+            self, **{name: convert(name, value, types[name]) for name, value in given.items()}
         )
         problem = params.problem()
         if problem:
@@ -244,26 +221,3 @@ class SamplingParams:
 
 
 _DEFAULTS = SamplingParams()
-
-
-def _convert(name: str, value: Any, kind: type) -> Any:
-    """Bring a JSON value to a parameter's type, without guessing."""
-    if name == "structured":
-        if not isinstance(value, dict):
-            raise ValueError(f'structured must be an object as in {{"choice": []}}, not {value!r}')
-        return Structure.of(value)
-    if kind is tuple:
-        items = [value] if isinstance(value, str | int) else value
-        item_type = int if name == "stop_token_ids" else str
-        if not isinstance(items, list | tuple) or any(
-            not isinstance(item, item_type) or isinstance(item, bool) for item in items
-        ):
-            raise ValueError(f"{name} must be a list of {item_type.__name__}, not {value!r}")
-        return tuple(items)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise ValueError(f"{name} must be {kind.__name__}, not {value!r}")
-    return value
