@@ -81,7 +81,7 @@ def bench(name: str, size: str, arguments: list[str], contest: Contest) -> Resul
             load = partial(load_engine, engine, arguments, contest.stock_rows)
             runners[engine] = held.enter_context(Worker(engine, load, arguments)).run
         for peer in contest.peers:
-            runners[peer.name] = partial(peer.run, rows, config)
+            runners[peer.name] = held.enter_context(peer.start(rows, config)).run
         floor: Callable[[], Floor] | None = None
         if contest.floor:
             products = partial(load_products, arguments)

@@ -1,4 +1,7 @@
-"""What all peers share: the request, the answer, and the memory they took.
+"""What all peers share: the request, the answers, and the memory they took.
+
+A peer is started once and runs its rows whenever it is asked, with nothing left in its cache:
+what it compiles and loads, it compiles and loads before it says that it is ready.
 
 Nothing but the standard library: the interpreter is that of the peer's environment.
 """
@@ -59,21 +62,38 @@ class Answer:
     version: str
 
 
-def serve(run: Callable[[Request], Answer], variants: tuple[str, ...]) -> None:
-    """Read the request named on the command line, run it, and write the answer."""
-    asked, answered = map(Path, sys.argv[1:])
+Run = Callable[[], Answer]
+
+
+def serve(prepare: Callable[[Request], Run], variants: tuple[str, ...]) -> None:
+    """Prepare for the request, say so, and run it for every line on standard input.
+
+    The command line names the request and the file that appears once the peer is ready; each
+    line names the file for one answer.
+    """
+    asked, ready = map(Path, sys.argv[1:])
     request = Request(**json.loads(asked.read_text(encoding="utf-8")))
     if request.variant not in ("", *variants):
         known = ", ".join(variants) or "none"
         sys.exit(f"there is no variant {request.variant!r}; there is: {known}")
-    answer = run(request)
-    written: dict[str, Any] = {
-        "outputs": answer.outputs,
-        "seconds": answer.seconds,
-        "version": answer.version,
-        "peak_memory_bytes": peak_memory_bytes(),
-    }
-    answered.write_text(json.dumps(written), encoding="utf-8")
+    run = prepare(request)
+    _write(ready, {})
+    for line in sys.stdin:
+        answer = run()
+        written = {
+            "outputs": answer.outputs,
+            "seconds": answer.seconds,
+            "version": answer.version,
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+        _write(Path(line.rstrip("\n")), written)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Write a file that is whole as soon as it is there."""
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(json.dumps(content), encoding="utf-8")
+    unfinished.rename(path)
 
 
 def peak_memory_bytes() -> int | None:

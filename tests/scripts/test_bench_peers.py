@@ -4,6 +4,8 @@ import importlib
 import os
 import shutil
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,14 +18,15 @@ from tests.scripts.bench_job import OUTPUTS, make_job
 ECHO = """
 from peer_files import Answer, serve
 
-def run(request):
+def prepare(request):
     print("ready")
     assert request.longest == max(map(sum, zip(map(len, request.prompts), request.max_tokens)))
     assert request.device == "cpu"
+    runs = iter(range(1, 9))
     outputs = [[count] * count for count in request.max_tokens]
-    return Answer(outputs, 2.5, "echo 1 " + request.variant)
+    return lambda: Answer(outputs, 2.5 * next(runs), "echo 1 " + request.variant)
 
-serve(run, variants=("loud",))
+serve(prepare, variants=("loud",))
 """
 
 
@@ -35,14 +38,16 @@ def peers(tmp_path):
     return tmp_path
 
 
-def _run(text, peers, tmp_path_factory):
+@pytest.fixture
+def start(peers, tmp_path_factory):
+    """Start the peer over the rows of a small job."""
     config = compose_job(make_job(tmp_path_factory.mktemp("job")))
-    with open_rows(config) as rows:
-        return Peer.parse(text, peers).run(rows, config)
+    with open_rows(config) as rows, ExitStack() as held:
+        yield lambda text: held.enter_context(Peer.parse(text, peers).start(rows, config))
 
 
-def test_a_peer_runs_the_rows_by_its_own_interpreter(peers, tmp_path_factory, capfd):
-    run = _run(f"echo:loud={sys.executable}", peers, tmp_path_factory)
+def test_a_peer_runs_the_rows_by_its_own_interpreter(start, capfd):
+    run = start(f"echo:loud={sys.executable}").run()
     assert run.outputs == {row: [count] * count for row, count in enumerate(OUTPUTS)}
     assert run.seconds == 2.5
     assert run.version == "echo 1 loud"
@@ -52,6 +57,16 @@ def test_a_peer_runs_the_rows_by_its_own_interpreter(peers, tmp_path_factory, ca
     assert "ready" not in said.out
 
 
+def test_a_peer_is_made_ready_once_and_stands_still_between_its_runs(start, capfd):
+    peer = start(f"echo={sys.executable}")
+    for seconds in (2.5, 5.0, 7.5):
+        assert peer.run().seconds == seconds
+        # T: stopped by a signal (proc_pid_stat(5)).
+        state = Path(f"/proc/{peer._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        assert state == "T"
+    assert capfd.readouterr().err.count("ready") == 1
+
+
 @pytest.mark.parametrize("text", ["echo", "echo=", "other=/usr/bin/python3"])
 def test_a_peer_that_is_not_there_is_refused(peers, text):
     with pytest.raises(UsageError, match="one of echo"):
@@ -59,9 +74,9 @@ def test_a_peer_that_is_not_there_is_refused(peers, text):
 
 
 @pytest.mark.parametrize("text", ["echo:quiet={python}", "echo=/nowhere/python"])
-def test_a_peer_that_fails_says_so(peers, tmp_path_factory, text):
+def test_a_peer_that_fails_says_so(start, text):
     with pytest.raises(EngineError, match="the peer echo"):
-        _run(text.format(python=sys.executable), peers, tmp_path_factory)
+        start(text.format(python=sys.executable))
 
 
 def test_vllm_and_openvino_are_there():
@@ -101,13 +116,16 @@ def test_vllm_gets_token_ids_and_lengths_and_an_empty_cache(load, monkeypatch):
     stub = SimpleNamespace(LLM=Engine, SamplingParams=dict, __version__="9")
     monkeypatch.setitem(sys.modules, "vllm", stub)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
-    answer = load("run_vllm").run(_request(load))
-    assert (answer.outputs, answer.version) == ([[2], [3], [1]], "vllm 9")
-    settings, _, emptied, rows = calls
+    run = load("run_vllm").prepare(_request(load))
+    for _ in range(2):
+        answer = run()
+        assert (answer.outputs, answer.version) == ([[2], [3], [1]], "vllm 9")
+    settings, _, emptied, rows, emptied_again, rows_again = calls
     assert settings["enable_prefix_caching"] is True
     assert settings["max_model_len"] == 6
     assert settings["dtype"] == "float32"
-    assert emptied == "empty"
+    assert emptied == emptied_again == "empty"
+    assert rows == rows_again
     assert [ids for ids, _ in rows] == [[5] * 4, [6], [7, 8]]
     assert all(params["ignore_eos"] and params["temperature"] == 0 for _, params in rows)
 
