@@ -15,6 +15,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from batchgen.config import (
     Config,
     InputConfig,
+    LogConfig,
     Mode,
     ModelConfig,
     PoolConfig,
@@ -45,6 +46,7 @@ def check(config: Config) -> None:
         *_pool(config.pool),
         *_counts(config),
         *_output(config),
+        *_log(config.log),
     ]
     if complaints:
         raise UsageError("\n".join(complaints))
@@ -134,6 +136,8 @@ def _template_syntax(prompt: PromptConfig, template: str) -> Iterator[str]:
         SandboxedEnvironment().parse(template)
     except TemplateSyntaxError as error:
         yield f"{key} is not a Jinja template: line {error.lineno}: {error.message}."
+    except RecursionError:
+        yield f"{key} is nested too deeply."
 
 
 def _sampling(sampling: SamplingConfig) -> Iterator[str]:
@@ -185,7 +189,7 @@ def _pool(pool: PoolConfig) -> Iterator[str]:
 
 
 def _counts(config: Config) -> Iterator[str]:
-    engine, log, max_rate = config.engine, config.log, config.errors.max_rate
+    engine, max_rate = config.engine, config.errors.max_rate
     yield from _at_least("engine.max_num_seqs", engine.max_num_seqs, 1)
     yield from _at_least("engine.max_num_batched_tokens", engine.max_num_batched_tokens, 1)
     yield from _at_least("engine.threads", engine.threads, 1)
@@ -197,10 +201,20 @@ def _counts(config: Config) -> Iterator[str]:
     ):
         if value is not None and not 0 < value < math.inf:
             yield f"{key}={value} must be a positive number of seconds, or null."
-    if not 0 < log.every_s < math.inf:
-        yield f"log.every_s={log.every_s} must be a positive number of seconds."
     if max_rate is not None and not 0 <= max_rate <= 1:
         yield f"errors.max_rate={max_rate} must lie between 0 and 1."
+
+
+def _log(log: LogConfig) -> Iterator[str]:
+    if not 0 < log.every_s < math.inf:
+        yield f"log.every_s={log.every_s} must be a positive number of seconds."
+    path = log.prometheus_file
+    if path is None:
+        return
+    if not path.endswith(".prom"):
+        yield (f"log.prometheus_file={path} must end in .prom: node exporter reads no other files.")
+    if not Path(path).parent.is_dir():
+        yield f"log.prometheus_file={path}: there is no directory {Path(path).parent}."
 
 
 def _output(config: Config) -> Iterator[str]:

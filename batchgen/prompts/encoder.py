@@ -11,7 +11,7 @@ from batchgen.prompts.heads import can_be_cut, head_length
 from batchgen.prompts.limits import IdArray, Limits, TextBound, too_long
 from batchgen.prompts.render import Chat, Prompt, Source, Text, TokenIds
 from batchgen.prompts.special import ContentGuard
-from batchgen.prompts.tokenizer import Tokenizer, added_bos, encode, render_chat
+from batchgen.prompts.tokenizer import Tokenizer, added_bos, added_edges, encode, render_chat
 
 
 class PromptEncoder:
@@ -66,7 +66,10 @@ class _TextEncoder:
         chats: dict[int, str] = {}
         for row, prompt in enumerate(prompts):
             if isinstance(prompt, Text):
-                texts[row] = prompt.text
+                if prompt.hides:
+                    results[row] = self._encode_hidden(prompt.text)
+                else:
+                    texts[row] = prompt.text
             elif isinstance(prompt, Chat):
                 outcome = self._render(prompt)
                 if isinstance(outcome, str):
@@ -90,6 +93,17 @@ class _TextEncoder:
         except ValueError as error:
             return RowError(self._refusal, str(error))
         return self._limits.check(np.asarray(ids, dtype=np.int64))
+
+    def _encode_hidden(self, text: str) -> IdArray | RowError:
+        """Encode a text whose content spells special tokens, with what goes around a text."""
+        try:
+            ids = self._guard.encode_text(text)
+            before, after = added_edges(self._tokenizer)
+        except ValueError as error:
+            return RowError(self._refusal, str(error))
+        if self._bos is not None and ids[:1] == [self._bos]:
+            before = before[1:]
+        return self._limits.check(np.asarray([*before, *ids, *after], dtype=np.int64))
 
     def _encode_short(
         self, texts: dict[int, str], *, is_chat: bool

@@ -14,6 +14,7 @@ from batchgen.prompts.columns import close_matches, is_list_of, is_text
 from batchgen.prompts.messages import Message, parse_messages
 from batchgen.prompts.row_sampling import sampling_columns
 from batchgen.prompts.shots import render_shots
+from batchgen.prompts.special import ContentGuard
 from batchgen.prompts.template import RowTemplate
 from batchgen.prompts.tokenizer import Tokenizer, has_chat_template, render_chat
 
@@ -65,9 +66,15 @@ class TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text to tokenise as it stands, special tokens' spellings included."""
+    """A text to tokenise as it stands, special tokens' spellings included.
+
+    Attributes:
+        text: the whole prompt.
+        hides: in it stand characters for spellings that stay text (see ``ContentGuard.hide``).
+    """
 
     text: str
+    hides: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,10 @@ class Renderer:
         self, spec: PromptSpec, names: Sequence[str], tokenizer: Tokenizer | None
     ) -> None:
         self._template = RowTemplate(spec.template or "", names)
-        shots = render_shots(spec.shots, self._template, spec.answer_column)
+        # In a chat the spelling of a special token is kept as text later, in all messages.
+        self._guard = ContentGuard(tokenizer) if self.format == "plain" else None
+        self._head_hides = False
+        shots = render_shots(self._shots(spec.shots), self._template, spec.answer_column)
         self._head_messages: list[Message] = []
         if spec.system:
             self._head_messages.append({"role": "system", "content": spec.system})
@@ -148,12 +158,27 @@ class Renderer:
 
     def _render_template(self, row: Mapping[str, Any]) -> Prompt | RowError:
         try:
+            hides = False
+            if self._guard is not None:
+                row, hides = self._guard.hide(row, always=self._head_hides)
             text = self._template.render(row)
         except ValueError as error:
             return RowError(RowErrorType.TEMPLATE_ERROR, str(error))
         if not text:
             return RowError(RowErrorType.EMPTY_PROMPT, "prompt.template gave an empty text")
-        return self._chat(text) if self.format == "chat" else Text(self._head_text + text)
+        if self.format == "chat":
+            return self._chat(text)
+        return Text(self._head_text + text, hides)
+
+    def _shots(self, shots: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Hide what the shots of a plain prompt spell."""
+        if self._guard is None:
+            return list(shots)
+        try:
+            hidden, self._head_hides = self._guard.hide(list(shots))
+        except ValueError as error:
+            raise UsageError(f"prompt.shots_file: {error}") from error
+        return list(hidden)
 
     def _chat(self, text: str) -> Chat:
         return Chat([*self._head_messages, {"role": "user", "content": text}])

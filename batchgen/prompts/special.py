@@ -10,7 +10,7 @@ only by the private spellings encodes the whole text.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -56,11 +56,6 @@ class ContentGuard:
             ValueError: the template refuses the messages, or this tokenizer cannot keep
                 the spelling as text.
         """
-        encoder = self._encoder
-        if encoder is None:
-            raise ValueError(
-                "the content spells a special token, which this tokenizer cannot keep as text"
-            )
         texts = list(_texts(list(messages)))
         marks = self._free_marks(texts)
         spelt = {match for text in texts for match in self._spelling.findall(text)}
@@ -69,14 +64,60 @@ class ContentGuard:
             list(messages),
             lambda text: self._spelling.sub(lambda match: to_mark[match.group()], text),
         )
-        rendered = render(marked)
-        if _OPEN in rendered:
-            raise ValueError("a message holds the private-use character U+10FFFC")
-        private = self._spelling.sub(lambda match: _private(self._ids[match.group()]), rendered)
-        for spelling, mark in to_mark.items():
+        return self._encode(render(marked), {mark: each for each, mark in to_mark.items()})
+
+    def _encode(self, text: str, spelling_of: Mapping[str, str]) -> list[int]:
+        """Encode a text in which characters stand for spellings that are no special tokens."""
+        encoder = self._encoder
+        if encoder is None:
+            raise ValueError(
+                "the content spells a special token, which this tokenizer cannot keep as text"
+            )
+        if _OPEN in text:
+            raise ValueError("the content holds the private-use character U+10FFFC")
+        private = self._spelling.sub(lambda match: _private(self._ids[match.group()]), text)
+        for mark, spelling in spelling_of.items():
             private = private.replace(mark, spelling)
         ids: list[int] = encoder.encode(private, add_special_tokens=False).ids
         return ids
+
+    def hide(self, value: Any, *, always: bool = False) -> tuple[Any, bool]:
+        """Put characters that stand for special tokens' spellings into the texts of a value.
+
+        For texts that become part of a plain prompt; :meth:`encode_text` brings them back.
+
+        Args:
+            value: a text, or lists and mappings of texts.
+            always: the value joins a text in which spellings are hidden.
+
+        Returns:
+            The value, and whether spellings are hidden in it or in what it joins.
+
+        Raises:
+            ValueError: they would be, and a text holds such a character of its own.
+        """
+        if not (always or any(self._spelling.search(text) for text in _texts(value))):
+            return value, False
+        if any(mark in text for text in _texts(value) for mark in self._spelling_of):
+            raise ValueError("the content holds a private-use character from U+100000 on")
+        marks = {spelling: mark for mark, spelling in self._spelling_of.items()}
+        hidden = _replace(
+            value, lambda text: self._spelling.sub(lambda match: marks[match.group()], text)
+        )
+        return hidden, True
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokenise a text whose own spellings are special tokens and the hidden ones text.
+
+        Raises:
+            ValueError: this tokenizer cannot keep the spelling as text.
+        """
+        return self._encode(text, self._spelling_of)
+
+    @cached_property
+    def _spelling_of(self) -> dict[str, str]:
+        """Spellings by the characters that hide them."""
+        return {chr(_FIRST_MARK + at): spelling for at, spelling in enumerate(sorted(self._ids))}
 
     def _free_marks(self, texts: Sequence[str]) -> Iterator[str]:
         taken = set(str(self._tokenizer.chat_template)).union(*texts)

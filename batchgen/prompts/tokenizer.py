@@ -89,6 +89,20 @@ def encode(
     return ids
 
 
+def added_edges(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Give the ids that the tokenizer puts before and behind a text by itself.
+
+    Raises:
+        ValueError: it does not put them around the text.
+    """
+    bare, whole = (encode(tokenizer, ["a"], add_special_tokens=added)[0] for added in (False, True))
+    found = [at for at in range(len(whole)) if whole[at : at + len(bare)] == bare]
+    if not found:
+        raise ValueError("this tokenizer changes a text that it puts special tokens around")
+    at = found[0]
+    return whole[:at], whole[at + len(bare) :]
+
+
 def added_bos(tokenizer: Tokenizer) -> int | None:
     """Return the id of the BOS that the tokenizer puts before a text by itself, if any."""
     bos = tokenizer.bos_token_id

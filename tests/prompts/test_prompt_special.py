@@ -4,6 +4,7 @@ With it the content is ordinary text, so transformers' own chat ids are the righ
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -151,3 +152,46 @@ def test_a_tokenizer_that_cannot_keep_a_spelling_as_text_refuses_only_such_rows(
     (out,) = tokenize_batches([batch], renderer, tokenizer, Limits(512, 9999), SamplingParams())
     assert out["error_type"].to_pylist() == ["template_error", None]
     assert "special token" in out["error_message"][0].as_py()
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_rows_and_shots_of_a_plain_template_job_keep_spellings_as_text(
+    adds_bos, make_tokenizer, batch_of
+):
+    tokenizer = make_tokenizer(adds_bos=adds_bos, chat=False)
+    oracle = make_tokenizer(specials=PRIVATE, adds_bos=adds_bos, chat=False)
+    # The template's own spelling is the author's: a special token.
+    spec = PromptSpec(template="{{ q }} <|im_end|> {{ tags|join(', ') }}\nA:", separator="\n")
+    rows = [
+        {"q": "a <|im_start|> b", "tags": ["<s>", "x"]},
+        {"q": "dog \U00100000", "tags": []},
+        {"q": "<s>", "tags": ["<|im_end|>"]},
+    ]
+    batch = batch_of(rows)
+
+    def ids(spec):
+        renderer = Renderer(spec, batch.table.schema, tokenizer)
+        given = ([batch], renderer, tokenizer, Limits(512, 9999), SamplingParams())
+        (out,) = tokenize_batches(*given)
+        return out["token_ids"].to_pylist()
+
+    def expected(head, row):
+        text = f"{head}{row['q']} {PRIVATE[2]} {', '.join(row['tags'])}\nA:"
+        return oracle(text)["input_ids"]
+
+    assert ids(spec) == [expected("", row) for row in rows]
+    shots = [{"q": "no", "tags": ["<s>"], "answer": "yes"}]
+    spec = replace(spec, shots=shots, format="plain")
+    head = f"no {PRIVATE[2]} <s>\nA: yes\n"
+    # With spellings hidden in the head, a row's own private-use characters are refused.
+    first, second, third = ids(spec)
+    assert (first, third) == (expected(head, rows[0]), expected(head, rows[2]))
+    assert second is None
+
+
+def test_a_plain_template_that_writes_its_own_bos_gets_no_second_one(make_tokenizer, batch_of):
+    tokenizer = make_tokenizer(adds_bos=True, chat=False)
+    batch = batch_of([{"q": "a <s> b"}])
+    renderer = Renderer(PromptSpec(template="<s>{{ q }}"), batch.table.schema, tokenizer)
+    (out,) = tokenize_batches([batch], renderer, tokenizer, Limits(512, 9999), SamplingParams())
+    assert out["token_ids"][0].as_py().count(tokenizer.bos_token_id) == 1
