@@ -88,6 +88,13 @@ class ScoreCalibration(StrEnum):
     prior = "prior"
 
 
+class LogFormat(StrEnum):
+    """How a run says what it does, on standard error."""
+
+    text = "text"
+    json = "json"
+
+
 class OutputOrder(StrEnum):
     """In which order rows stand in the finished output."""
 
@@ -134,6 +141,9 @@ class ModelConfig:
     )
     trust_remote_code: bool = field(
         default=False, metadata={"help": "run Python code that comes with the model"}
+    )
+    allow_pickle: bool = field(
+        default=False, metadata={"help": "load weights that are no safetensors but pickles (.bin)"}
     )
 
 
@@ -433,9 +443,15 @@ class BudgetConfig:
 
 @dataclass
 class LogConfig:
-    """Progress lines."""
+    """What a run tells of itself while it is at work."""
 
+    format: LogFormat = field(
+        default=LogFormat.text, metadata={"help": "json: one object a line on standard error"}
+    )
     every_s: float = field(default=10.0, metadata={"help": "seconds between two progress lines"})
+    prometheus_file: str | None = field(
+        default=None, metadata={"help": "a file of metrics for node exporter, ending in .prom"}
+    )
 
 
 @dataclass

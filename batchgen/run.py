@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from batchgen.config import Config, Mode, OutputOrder
+from batchgen.config import Config, LogFormat, Mode, OutputOrder
 from batchgen.data.carry import CarriedRows
 from batchgen.data.finished import FinishedRows
 from batchgen.data.output_dir import ERRORS, OutputDir
@@ -35,6 +35,7 @@ from batchgen.job.summary import (
     sharing_figures,
 )
 from batchgen.job.wall_time import WallTime
+from batchgen.report.displays import make_progress
 from batchgen.report.progress import Progress
 from batchgen.runtime.model import resolve_device
 
@@ -55,7 +56,26 @@ def run(config: Config, resolved_yaml: str) -> ExitCode:
     if config.mode is Mode.status:
         print(describe_output(config))
         return ExitCode.DONE
-    progress = Progress(config.log.every_s)
+    is_run = config.mode is Mode.run
+    progress = make_progress(
+        as_json=config.log.format is LogFormat.json,
+        every_s=config.log.every_s,
+        # A plan or a preview is no news of the job.
+        prometheus_file=config.log.prometheus_file if is_run else None,
+        output=config.output.dir,
+    )
+    code = ExitCode.UNEXPECTED
+    try:
+        code = _do(config, resolved_yaml, progress)
+    except BatchgenError as error:
+        code = error.exit_code
+        raise
+    finally:
+        progress.close(code)
+    return code
+
+
+def _do(config: Config, resolved_yaml: str, progress: Progress) -> ExitCode:
     wall_time = WallTime(config.budget.wall_time_s)
     with Interrupts(
         alarm_s=wall_time.stop_after_s, alarm_reason=wall_time.reason, say=progress.say
@@ -231,7 +251,7 @@ class _Job:
             summary = self._summary(planned, output, started)
             output.write_json("_summary.json", summary)
             output.mark_success()
-        self.progress.say(closing_lines(summary, output.path))
+        self.progress.say(closing_lines(summary, output.path), event="summary", figures=summary)
         return self._exit_code(len(finished.error_row_indices), inputs.num_rows)
 
     def _summary(self, planned: JobPlan, output: OutputDir, started: float) -> dict[str, Any]:

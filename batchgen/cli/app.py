@@ -1,18 +1,19 @@
 """The command: exit codes, the jobs of a sweep, and what the user is told."""
 
+import functools
 import sys
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from batchgen import __version__
 from batchgen.cli.compose import compose
+from batchgen.cli.console import Console, asks_for_json, console_of
 from batchgen.cli.help import help_text
 from batchgen.cli.jobs import list_jobs, store_jobs
 from batchgen.cli.overrides import read_command_line, split_flags
 from batchgen.cli.resources import conf_dir, jobs_dir
 from batchgen.cli.settle import Settled, settle
-from batchgen.config import Mode
+from batchgen.config import LogFormat, Mode
 from batchgen.errors import BatchgenError, ExitCode, UsageError
 
 # From best to worst: a sweep ends with the worst code of its jobs.
@@ -34,28 +35,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _guarded(lambda: _command(given))
+        with console_of(asks_for_json(given)) as console:
+            return _guarded(console, lambda: _command(given, console))
     except SystemExit as stop:
         # argparse and Hydra's own flags (--hydra-help, --version) end this way.
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 
 
-def _guarded(work: Callable[[], ExitCode]) -> ExitCode:
+def _guarded(console: Console, work: Callable[[], ExitCode]) -> ExitCode:
     """Turn what goes wrong into an exit code and a message."""
     try:
         return work()
     except BatchgenError as error:
-        _say(f"batchgen: {error}")
+        console.fail(str(error), error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
-        _say("batchgen: interrupted.")
+        console.fail("interrupted.", ExitCode.INTERRUPTED)
         return ExitCode.INTERRUPTED
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        console.fail_unexpectedly(error)
         return ExitCode.UNEXPECTED
 
 
-def _command(arguments: Sequence[str]) -> ExitCode:
+def _command(arguments: Sequence[str], console: Console) -> ExitCode:
     conf, jobs = conf_dir(), jobs_dir()
     flags, _ = split_flags(arguments)
     if {"-h", "--help"} & set(flags):
@@ -68,7 +70,7 @@ def _command(arguments: Sequence[str]) -> ExitCode:
     store_jobs(jobs, line.jobs)
     settled = _settle_all(compose(line.arguments, conf, jobs))
     _refuse_shared_outputs(settled)
-    return _run_all(settled)
+    return _run_all(settled, console)
 
 
 def _settle_all(composed: Sequence[dict[str, object]]) -> list[Settled]:
@@ -100,31 +102,28 @@ def _refuse_shared_outputs(settled: Sequence[Settled]) -> None:
     )
 
 
-def _run_all(settled: Sequence[Settled]) -> ExitCode:
+def _run_all(settled: Sequence[Settled], outer: Console) -> ExitCode:
     worst = ExitCode.DONE
     for number, job in enumerate(settled):
         title = f"job {number} of {len(settled)}" if len(settled) > 1 else ""
-        code = _guarded(lambda job=job, title=title: _run(job, title))  # type: ignore[misc]
+        with outer.or_json(job.config.log.format is LogFormat.json) as console:
+            work = functools.partial(_run, job, title, console)
+            code = _guarded(console, work)
+            console.end(code)
         worst = max(worst, code, key=_SEVERITY.index)
         if code is ExitCode.INTERRUPTED:
             break
     return worst
 
 
-def _run(job: Settled, title: str) -> ExitCode:
+def _run(job: Settled, title: str, console: Console) -> ExitCode:
     if job.config.mode is Mode.jobs:
         print(list_jobs(jobs_dir()))
         return ExitCode.DONE
-    _say(" ".join(["batchgen", __version__, title]).rstrip())
-    for change in job.changes:
-        _say(f"  {change}")
+    console.begin(" ".join(["batchgen", __version__, title]).rstrip(), job.changes)
     for warning in job.warnings:
-        _say(f"warning: {warning}")
+        console.warn(warning)
     # Imported late: it brings torch, which no error above has to wait for.
     from batchgen.run import run
 
     return ExitCode(run(job.config, job.resolved_yaml))
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

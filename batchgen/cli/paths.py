@@ -38,6 +38,7 @@ def resolve_paths(config: Config) -> Config:
         sampling=replace(sampling, stop_file=_file(sampling.stop_file)),
         structured=replace(structured, json_file=_file(structured.json_file)),
         output=resolve_output(config).output,
+        log=replace(config.log, prometheus_file=_file(config.log.prometheus_file)),
     )
 
 

@@ -30,3 +30,8 @@ class SchedulerCounters:
     preemptions: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens run through the model."""
+        return self.prefill_tokens + self.recomputed_tokens + self.decode_tokens

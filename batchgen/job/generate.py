@@ -1,6 +1,6 @@
 """The generate phase: planned requests into the engine, finished rows into the writer."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from batchgen.data import failpoints
 from batchgen.data.files import OutputError
 from batchgen.data.schema import RowResult
 from batchgen.data.writer import PartWriter
+from batchgen.engine.request import Request
 from batchgen.job.breaker import Breaker
 from batchgen.job.drain import Drain
 from batchgen.job.interrupts import Interrupts, StopRequested
@@ -21,6 +22,7 @@ from batchgen.job.stream import RequestStream
 from batchgen.job.summary import step_metrics
 from batchgen.job.wall_time import WallTime
 from batchgen.job.watchdog import Watchdog
+from batchgen.report.eta import Eta, Left, Pace
 from batchgen.report.metrics import MetricsLog
 from batchgen.report.percentiles import Percentiles
 from batchgen.report.progress import Progress, Snapshot
@@ -40,8 +42,10 @@ class Generation:
         breaker: ends a hopeless run.
         stall_s: ``engine.stall_s``; None for no watchdog.
         ttft_ms: times to the first token so far.
+        eta: estimates the time left.
         rows_put: output rows so far.
         errors_put: of them, the failed ones.
+        computed: tokens computed up to the last step.
     """
 
     planned: JobPlan
@@ -53,8 +57,10 @@ class Generation:
     breaker: Breaker
     stall_s: float | None
     ttft_ms: Percentiles = field(default_factory=Percentiles)
+    eta: Eta = field(default_factory=Eta)
     rows_put: int = 0
     errors_put: int = 0
+    computed: int = 0
 
     def put_planning_errors(self) -> None:
         """Write the rows that failed before the run and have no output yet.
@@ -88,6 +94,8 @@ class Generation:
             self.wall_time.begin_steps()
             for finished in loaded.engine.run(drain.requests()):
                 for request in finished:
+                    if request.error is None:
+                        self.eta.note_output(request.num_output_tokens)
                     for row in self.stream.results(request, started):
                         self._put_result(row)
                 self.progress.update(snapshot)
@@ -126,7 +134,7 @@ class Generation:
             self.progress.say(self._describe(loaded)())
         self.interrupts.check()
         wall_time, write_s = self.wall_time, self.writer.stats.last_write_s
-        wall_time.note_step()
+        self.eta.note_step(wall_time.note_step(), self._take_step_tokens(loaded))
         if wall_time.limit_s is None:
             return
         if wall_time.is_over(write_s):
@@ -137,6 +145,12 @@ class Generation:
                 f"{wall_time.reason} is near: no row starts any more, "
                 f"{loaded.engine.scheduler.num_unfinished} that run are brought to their end"
             )
+
+    def _take_step_tokens(self, loaded: LoadedEngine) -> int:
+        """Count the tokens computed since the last call."""
+        counters = loaded.engine.scheduler.counters
+        before, self.computed = self.computed, counters.computed_tokens
+        return self.computed - before
 
     def _stop_for_time(self, loaded: LoadedEngine) -> None:
         """Stop, unless every row has ended all the same.
@@ -170,8 +184,7 @@ class Generation:
         scheduler, plan = loaded.engine.scheduler, self.planned.plan
         counters = scheduler.counters
         requests_left = plan.requests - counters.finished_requests
-        mean_output = counters.sampled_tokens / max(1, counters.started_requests)
-        prefill_left = max(0, plan.expected_prefill_tokens - counters.prefill_tokens)
+        begun = [*scheduler.running, *scheduler.swapped]
         admitted = counters.prefill_tokens + counters.cached_tokens
         return Snapshot(
             rows=self.rows_put + self.planned.done_rows,
@@ -179,13 +192,33 @@ class Generation:
             errors=self.errors_put,
             prefill_tokens=counters.prefill_tokens,
             completion_tokens=counters.sampled_tokens,
-            remaining_tokens=prefill_left + round(requests_left * mean_output),
             running=len(scheduler.running),
-            waiting=requests_left - len(scheduler.running) - len(scheduler.swapped),
+            waiting=requests_left - len(begun),
             swapped=len(scheduler.swapped),
             pool_use=scheduler.blocks.pool.num_owned / scheduler.blocks.pool.num_blocks,
             hit_rate=counters.cached_tokens / admitted if admitted else 0.0,
+            eta_s=self._seconds_left(loaded, begun, requests_left - len(begun)),
         )
+
+    def _seconds_left(
+        self, loaded: LoadedEngine, begun: Sequence[Request], waiting: int
+    ) -> float | None:
+        stats, counters = loaded.engine.stats, loaded.engine.scheduler.counters
+        pace = Pace(
+            seconds=perf_counter(),
+            prefill_tokens=counters.prefill_tokens,
+            output_tokens=counters.sampled_tokens,
+            prefill_s=stats.prefill_s,
+            decode_s=stats.decode_s,
+        )
+        expected = self.planned.plan.expected_prefill_tokens
+        left = Left(
+            prefill_tokens=max(0, expected - counters.prefill_tokens) if waiting else 0,
+            waiting=waiting,
+            lengths=[request.num_output_tokens for request in begun],
+            limits=[request.max_total_tokens - request.num_prompt_tokens for request in begun],
+        )
+        return self.eta.seconds_left(pace, left)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def engine_figures(
     if loaded is not None:
         stats, counters = loaded.engine.stats, loaded.engine.scheduler.counters
         block_bytes, swap_s = loaded.ledger.bytes_per_block, loaded.executor.swap_s
-    computed = counters.prefill_tokens + counters.recomputed_tokens + counters.decode_tokens
+    computed = counters.computed_tokens
     sampled = counters.sampled_tokens
     return {
         "prefill_tokens_computed": counters.prefill_tokens,
@@ -196,7 +196,7 @@ def step_metrics(loaded: LoadedEngine, snapshot: Snapshot) -> dict[str, Any]:
     scheduler, stats = loaded.engine.scheduler, loaded.engine.stats
     pool = scheduler.blocks.pool
     counters = scheduler.counters
-    computed = counters.prefill_tokens + counters.recomputed_tokens + counters.decode_tokens
+    computed = counters.computed_tokens
     return {
         "steps": stats.steps,
         "rows": snapshot.rows,

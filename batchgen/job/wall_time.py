@@ -48,11 +48,12 @@ class WallTime:
         """Count the next step from now."""
         self._step_ended = self._clock()
 
-    def note_step(self) -> None:
-        """Take the time of a step that has ended."""
+    def note_step(self) -> float:
+        """Take the time of a step that has ended; give it in seconds."""
         now = self._clock()
-        self._steps_s.append(now - self._step_ended)
-        self._step_ended = now
+        step_s, self._step_ended = now - self._step_ended, now
+        self._steps_s.append(step_s)
+        return step_s
 
     def note_output(self, num_tokens: int) -> None:
         """Take the length of an output that has ended."""

@@ -4,6 +4,7 @@ import importlib.metadata
 import platform
 import resource
 import sys
+from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("batchgen", "torch", "transformers", "triton", "pyarrow", "tokenizers", "numpy")
@@ -24,6 +25,15 @@ def peak_rss_bytes() -> int:
     """Give the most host memory this process has held."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def rss_bytes() -> int:
+    """Give the host memory this process holds now; the most it has held where none can tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return peak_rss_bytes()
+    return pages * resource.getpagesize()
 
 
 def nvml_memory(index: int) -> dict[str, Any] | None:

@@ -1,16 +1,13 @@
-"""Progress: a bar on a terminal, a plain line now and then everywhere else."""
+"""Progress: the phases of a job and how the generate phase stands, for whoever displays it."""
 
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, Protocol
 
-from tqdm import tqdm
-
-# The rate behind the ETA looks back this far.
+# The rate that is shown looks back this far.
 _WINDOW_S = 60.0
 
 
@@ -23,10 +20,10 @@ class Snapshot:
         errors: finished rows that failed.
         prefill_tokens: prompt tokens computed so far.
         completion_tokens: tokens generated so far.
-        remaining_tokens: estimate of what is left to compute and generate.
         running, waiting, swapped: requests in the engine's queues.
         pool_use: share of the pool's blocks that rows hold.
         hit_rate: share of the admitted prompt tokens that came from the cache.
+        eta_s: estimate of the seconds left; None while nothing can be said.
     """
 
     rows: int
@@ -34,118 +31,115 @@ class Snapshot:
     errors: int
     prefill_tokens: int
     completion_tokens: int
-    remaining_tokens: int
     running: int
     waiting: int
     swapped: int
     pool_use: float
     hit_rate: float
+    eta_s: float | None
+
+
+class Display(Protocol):
+    """Somewhere a job's progress is shown.
+
+    Attributes:
+        every_s: seconds between two showings of the generate phase.
+    """
+
+    every_s: float
+
+    def say(self, text: str, level: str, event: str, fields: dict[str, Any]) -> None:
+        """Tell people something; ``level`` is info, warning or error."""
+
+    def begin(self, phase: str) -> None:
+        """A phase has begun."""
+
+    def end(self, phase: str, seconds: float) -> None:
+        """A phase has ended."""
+
+    def show(self, snapshot: Snapshot, tokens_per_s: float) -> None:
+        """Show how the generate phase stands."""
+
+    def close(self, exit_code: int) -> None:
+        """The job has ended."""
 
 
 class Progress:
     """Names the phases, times them, and shows the generate phase.
 
     Args:
-        every_s: seconds between plain lines; a terminal's bar moves twice a second.
-        stream: where to write; standard error, so that output can be piped.
+        displays: where.
+        clock: in seconds; it does not jump.
 
     Attributes:
         phase_s: seconds spent in each phase so far.
     """
 
     def __init__(
-        self,
-        every_s: float,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, displays: Sequence[Display], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.phase_s: dict[str, float] = {}
-        self._stream = stream or sys.stderr
+        self._displays = displays
         self._clock = clock
-        self._bar: tqdm[None] | None = None
-        self._every_s = 0.5 if self._stream.isatty() else every_s
-        self._shown_at = float("-inf")
+        self._shown_at = [float("-inf")] * len(displays)
         self._history: deque[tuple[float, int]] = deque()
 
-    def say(self, text: str) -> None:
-        """Write lines above the bar."""
-        tqdm.write(text, file=self._stream)
-        self._stream.flush()
+    def say(self, text: str, *, level: str = "info", event: str = "message", **fields: Any) -> None:
+        """Tell people something.
+
+        Args:
+            text: for people, one line or several.
+            level: info, warning or error.
+            event: what it is, for programs.
+            fields: its figures, for programs.
+        """
+        for display in self._displays:
+            display.say(text, level, event, fields)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Name a phase and add its time to :attr:`phase_s`."""
-        self.say(f"[{name}]")
+        for display in self._displays:
+            display.begin(name)
         started = self._clock()
         try:
             yield
         finally:
             spent = self._clock() - started
             self.phase_s[name] = self.phase_s.get(name, 0.0) + spent
-            if self._bar is not None:
-                self._bar.close()
-                self._bar = None
+            for display in self._displays:
+                display.end(name, spent)
 
     def update(self, take: Callable[[], Snapshot], *, last: bool = False) -> None:
-        """Show how the generate phase stands, if it is time to.
+        """Show how the generate phase stands, where it is time to.
 
         Args:
             take: makes the snapshot; called only when it is shown.
             last: show it whatever the time.
         """
         now = self._clock()
-        if not last and now - self._shown_at < self._every_s:
+        due = [
+            number
+            for number, display in enumerate(self._displays)
+            if last or now - self._shown_at[number] >= display.every_s
+        ]
+        if not due:
             return
-        self._shown_at = now
         snapshot = take()
-        rates = self._rates(now, snapshot)
-        if self._stream.isatty():
-            self._show_bar(snapshot, rates)
-        else:
-            self.say(_line(snapshot, *rates))
+        rate = self._rate(now, snapshot.prefill_tokens + snapshot.completion_tokens)
+        for number in due:
+            self._shown_at[number] = now
+            self._displays[number].show(snapshot, rate)
 
-    def _rates(self, now: float, snapshot: Snapshot) -> tuple[float, float | None]:
-        """Give tokens per second over the window, and seconds left where known."""
-        done = snapshot.prefill_tokens + snapshot.completion_tokens
+    def close(self, exit_code: int) -> None:
+        """Tell the displays how the job has ended."""
+        for display in self._displays:
+            display.close(exit_code)
+
+    def _rate(self, now: float, done: int) -> float:
+        """Give tokens per second over the window."""
         self._history.append((now, done))
         while now - self._history[0][0] > _WINDOW_S and len(self._history) > 2:
             self._history.popleft()
         then, before = self._history[0]
-        rate = (done - before) / (now - then) if now > then else 0.0
-        return rate, snapshot.remaining_tokens / rate if rate else None
-
-    def _show_bar(self, snapshot: Snapshot, rates: tuple[float, float | None]) -> None:
-        if self._bar is None:
-            self._bar = tqdm(
-                total=snapshot.total_rows,
-                file=self._stream,
-                unit="row",
-                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
-            )
-        self._bar.n = snapshot.rows
-        self._bar.set_postfix_str(_details(snapshot, *rates))
-
-
-def _line(snapshot: Snapshot, rate: float, left_s: float | None) -> str:
-    share = snapshot.rows / snapshot.total_rows if snapshot.total_rows else 1.0
-    errors = f" ({snapshot.errors} failed)" if snapshot.errors else ""
-    return (
-        f"[generate] {share:.1%} rows {snapshot.rows}/{snapshot.total_rows}{errors} | "
-        f"{_details(snapshot, rate, left_s)}"
-    )
-
-
-def _details(snapshot: Snapshot, rate: float, left_s: float | None) -> str:
-    return (
-        f"{rate:,.0f} tok/s | running {snapshot.running} waiting {snapshot.waiting} "
-        f"swapped {snapshot.swapped} | pool {snapshot.pool_use:.0%} | "
-        f"hits {snapshot.hit_rate:.0%} | ETA {_clock_text(left_s)}"
-    )
-
-
-def _clock_text(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
+        return (done - before) / (now - then) if now > then else 0.0
