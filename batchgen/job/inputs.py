@@ -208,7 +208,8 @@ def _check_priority(config: InputConfig, schema: pa.Schema) -> None:
 
 def model_source(config: Config) -> ModelSource:
     """Say where the model comes from, in the runtime's words."""
-    return ModelSource(config.model.path, config.model.revision, config.model.trust_remote_code)
+    model = config.model
+    return ModelSource(model.path, model.revision, model.trust_remote_code, model.allow_pickle)
 
 
 def job_sampling(config: Config) -> SamplingParams:

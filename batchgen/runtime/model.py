@@ -8,6 +8,7 @@ of its keys and values.
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
@@ -37,6 +38,7 @@ _NOT_CALLED = (
     "does not call transformers' attention interface, so its attention cannot be replaced by "
     "a paged one"
 )
+_PICKLES = "pytorch_model*.bin"
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
@@ -77,11 +79,13 @@ class ModelSource:
         path: a directory, a hub name, or a ``.gguf`` file.
         revision: of a hub name.
         trust_remote_code: run code that comes with the checkpoint.
+        allow_pickle: load weights from pickles, which can hold code as well.
     """
 
     path: str
     revision: str | None = None
     trust_remote_code: bool = False
+    allow_pickle: bool = False
 
     def keywords(self) -> dict[str, Any]:
         """Arguments for transformers' ``from_pretrained``."""
@@ -104,8 +108,10 @@ def load_config(source: ModelSource) -> Any:
     """Read a model's configuration; no weights.
 
     Raises:
-        UsageError: there is none at this path, or transformers does not know it.
+        UsageError: there is none at this path, transformers does not know it, or its weights
+            are pickles and may not be.
     """
+    _refuse_pickles(source)
     try:
         return AutoConfig.from_pretrained(**source.keywords()).get_text_config(decoder=True)
     except (OSError, ValueError, KeyError) as error:
@@ -234,7 +240,21 @@ def geometry_without_weights(source: ModelSource) -> list[LayerGeometry] | None:
         return None
 
 
+def _refuse_pickles(source: ModelSource) -> None:
+    folder = Path(source.path)
+    if source.allow_pickle or not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for path in folder.glob(_PICKLES))
+    if pickles:
+        raise UsageError(
+            f"model.path={source.path} has its weights in {pickles[0]}, a pickle, which can run "
+            "code when it is loaded. Convert it to safetensors, or set model.allow_pickle=true "
+            "if you trust where it comes from"
+        )
+
+
 def _load_weights(source: ModelSource, dtype: torch.dtype | str) -> Any:
+    is_gguf = source.path.endswith(".gguf")
     try:
         model, report = cast(
             tuple[Any, dict[str, Any]],
@@ -243,9 +263,11 @@ def _load_weights(source: ModelSource, dtype: torch.dtype | str) -> Any:
                 dtype=dtype,
                 attn_implementation=ATTENTION_NAME,
                 output_loading_info=True,
+                # None takes what is there, safetensors first.
+                use_safetensors=None if source.allow_pickle or is_gguf else True,
             ),
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, UnpicklingError) as error:
         raise _refusal(source, error) from error
     missing = sorted(report["missing_keys"])
     if missing:
