@@ -198,6 +198,10 @@ class _Reader:
                 row += part.table.num_rows
             if row == wanted:
                 return
+        raise UsageError(
+            f"input.path: {file.path} holds {row} rows where its footer says {file.num_rows}; "
+            "write it again"
+        )
 
     def _convert(self, file: InputFile, row: int, batch: pa.RecordBatch) -> Iterator[RowBatch]:
         """Turn rows as they stand in the file into rows of the common types."""
@@ -309,10 +313,7 @@ def _read_original(
     file: InputFile, rows: npt.NDArray[np.int64], columns: list[str] | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield some rows of one file in the file's own types."""
-    with pq.ParquetFile(file.path) as parquet:
-        sizes = [
-            parquet.metadata.row_group(i).num_rows for i in range(parquet.metadata.num_row_groups)
-        ]
+    sizes = _row_group_sizes(file)
     start = 0
     for row_group, size in enumerate(sizes):
         low, high = np.searchsorted(rows, [start, start + size])
@@ -324,6 +325,20 @@ def _read_original(
                     yield _take(batch, rows[low:high] - position)
                 position += batch.num_rows
         start += size
+
+
+def _row_group_sizes(file: InputFile) -> list[int]:
+    """Give the rows of each row group.
+
+    Raises:
+        UsageError: the file is not what it was when it was found.
+    """
+    try:
+        with pq.ParquetFile(file.path) as parquet:
+            metadata = parquet.metadata
+            return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"input.path: {file.path} cannot be read: {error}") from error
 
 
 def _take(batch: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
