@@ -1,0 +1,1 @@
+"""What scripts/fuzz.py and tests/fuzz throw at the program, and what must hold then."""
