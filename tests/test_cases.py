@@ -21,3 +21,13 @@ def test_the_list_of_cases_and_the_tests_agree() -> None:
         for name, _ in NUMBERED.findall(path.read_text())
     }
     assert listed == there
+
+
+def test_a_case_has_tests_or_a_reason_why_not_and_never_both() -> None:
+    tested, _, excused = (TESTS / "CASES.md").read_text().partition("## Out of scope")
+    with_tests = re.findall(r"^\| ([A-Z]\d\d) \|.*`\w+/test_", tested, re.MULTILINE)
+    named = re.findall(r"^\| ([A-Z]\d\d) \|", tested, re.MULTILINE)
+    reasons = dict(re.findall(r"^\| ([A-Z]\d\d) \|.*\| ([^|]+) \|$", excused, re.MULTILINE))
+    assert with_tests == named == sorted(set(named))
+    assert not reasons.keys() & set(named)
+    assert all(reason.endswith(".") for reason in reasons.values())
