@@ -31,6 +31,22 @@ class PromptFormat(StrEnum):
     plain = "plain"
 
 
+class UnicodeForm(StrEnum):
+    """Unicode's forms of a text."""
+
+    none = "none"
+    nfc = "nfc"
+    nfkc = "nfkc"
+
+
+class FieldOrder(StrEnum):
+    """In which order a template's ``fields`` stand."""
+
+    given = "given"
+    fixed = "fixed"
+    rows = "rows"
+
+
 class Attention(StrEnum):
     """Which attention backend runs over the paged pool."""
 
@@ -166,6 +182,34 @@ class InputConfig:
 
 
 @dataclass
+class NormalizeConfig:
+    """How a prompt's frame is spelt; a column's content is touched only where it is named."""
+
+    unicode: UnicodeForm = field(
+        default=UnicodeForm.none, metadata={"help": "unicode form of the prompt's own texts"}
+    )
+    line_ends: bool = field(default=False, metadata={"help": "every line ends with a line feed"})
+    trailing_space: bool = field(
+        default=False, metadata={"help": "no blanks at the end of a line or of a text"}
+    )
+    system_text: bool = field(
+        default=False, metadata={"help": "one spelling of the system text's white space"}
+    )
+    shots_order: bool = field(
+        default=False, metadata={"help": "examples stand in the order of their text"}
+    )
+    message_parts: bool = field(
+        default=False, metadata={"help": "system messages first, a message's keys by name"}
+    )
+    columns: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "columns of framing rather than content (messages: up to the last question)"
+        },
+    )
+
+
+@dataclass
 class PromptConfig:
     """How a row becomes a prompt. A source that is not named is looked for in the files."""
 
@@ -212,6 +256,15 @@ class PromptConfig:
         default=Truncation.error,
         metadata={"help": "what a too long row gives up"},
     )
+    fields: list[str] = field(
+        default_factory=list,
+        metadata={"help": "columns that the template lists by `for name, value in fields`"},
+    )
+    field_order: FieldOrder = field(
+        default=FieldOrder.given,
+        metadata={"help": "order of fields: as given, the same for all rows, or each row's own"},
+    )
+    normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
 
 
 @dataclass
@@ -284,6 +337,9 @@ class SamplingConfig:
         default_factory=list,
         metadata={"help": "give the probability of each of these, and generate nothing"},
     )
+    score_choices_file: str | None = field(
+        default=None, metadata={"help": "the YAML or JSON list of them"}
+    )
     score_calibration: ScoreCalibration = field(
         default=ScoreCalibration.none,
         metadata={
@@ -310,8 +366,14 @@ class StructuredConfig:
     """What an output has to be: one of these or none; a row can override it."""
 
     choice: list[str] | None = field(default=None, metadata={"help": "one of these texts"})
+    choice_file: str | None = field(
+        default=None, metadata={"help": "the YAML or JSON list of these texts"}
+    )
     regex: str | None = field(
         default=None, metadata={"help": "text that the whole of this expression matches"}
+    )
+    regex_file: str | None = field(
+        default=None, metadata={"help": "the file that holds the expression"}
     )
     json: str | None = field(default=None, metadata={"help": "JSON that this schema accepts"})
     json_file: str | None = field(

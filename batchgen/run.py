@@ -21,6 +21,7 @@ from batchgen.job.generate import Generation
 from batchgen.job.inputs import JobInputs
 from batchgen.job.interrupts import Interrupts, StopRequested
 from batchgen.job.load import LoadedEngine, build_engine, load_job_model
+from batchgen.job.outlook import remember_speed
 from batchgen.job.planning import JobPlan, open_output, plan_job
 from batchgen.job.status import describe_output
 from batchgen.job.stream import RequestStream
@@ -161,6 +162,8 @@ class _Job:
         if loaded is not None:
             calibration.ask(loaded.engine)
         generate_s = self.progress.phase_s.get("generate", 0.0)
+        if loaded is not None:
+            remember_speed(config, inputs, loaded, generate_s, planned.plan.max_output_tokens)
         self.rows_put, self.write_s = generation.rows_put, generation.writer.stats.write_s
         self.figures = {
             **engine_figures(loaded, generation.ttft_ms, generate_s),

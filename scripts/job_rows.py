@@ -158,7 +158,7 @@ def compose_job(arguments: Sequence[str]) -> Config:
     Raises:
         UsageError: as the command itself, or the arguments name several jobs.
     """
-    conf, jobs = conf_dir(), jobs_dir()
+    conf, jobs = conf_dir(), [jobs_dir()]
     line = read_command_line([*arguments, "mode=preview"], conf)
     store_jobs(jobs, line.jobs)
     composed = compose(line.arguments, conf, jobs)

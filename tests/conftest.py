@@ -1,7 +1,9 @@
 """The real model and the real rows that tests stand on, fetched where they are missing."""
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,11 @@ from fetch_model import fetch_model
 from prepare_data import prepare_data
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# What runs measure and compile here is not mixed with the user's own; compiled code is kept
+# from one session to the next. Set before any process of the tests is started.
+_CACHE = Path(tempfile.gettempdir()) / f"batchgen-tests-{os.getuid()}"
+os.environ["XDG_CACHE_HOME"] = str(_CACHE)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ ALLOWED = {
     "runtime": SLAB | {"kernels", "engine.step"},
     "job": SLAB | {"config", "data", "prompts", "report", "engine", "runtime", "structured"},
     "run": SLAB | {"config", "data", "prompts", "report", "runtime", "job"},
-    "cli": SLAB | {"config", "run", "report.json_log"},
+    "cli": SLAB | {"config", "report", "run"},
     "__main__": {"cli"},
 }
 

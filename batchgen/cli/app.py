@@ -4,15 +4,17 @@ import functools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from batchgen import __version__
 from batchgen.cli.compose import compose
 from batchgen.cli.console import Console, asks_for_json, console_of
 from batchgen.cli.help import help_text
 from batchgen.cli.jobs import list_jobs, store_jobs
-from batchgen.cli.overrides import read_command_line, split_flags
+from batchgen.cli.overrides import config_dirs, read_command_line, split_flags
 from batchgen.cli.resources import conf_dir, jobs_dir
 from batchgen.cli.settle import Settled, settle
+from batchgen.cli.sweep import compare_sweep
 from batchgen.config import LogFormat, Mode
 from batchgen.errors import BatchgenError, ExitCode, UsageError
 
@@ -58,8 +60,9 @@ def _guarded(console: Console, work: Callable[[], ExitCode]) -> ExitCode:
 
 
 def _command(arguments: Sequence[str], console: Console) -> ExitCode:
-    conf, jobs = conf_dir(), jobs_dir()
+    conf = conf_dir()
     flags, _ = split_flags(arguments)
+    jobs = [jobs_dir(), *(folder / "jobs" for folder in config_dirs(flags))]
     if {"-h", "--help"} & set(flags):
         print(help_text(conf, jobs), end="")
         return ExitCode.DONE
@@ -70,7 +73,7 @@ def _command(arguments: Sequence[str], console: Console) -> ExitCode:
     store_jobs(jobs, line.jobs)
     settled = _settle_all(compose(line.arguments, conf, jobs))
     _refuse_shared_outputs(settled)
-    return _run_all(settled, console)
+    return _run_all(settled, jobs, console)
 
 
 def _settle_all(composed: Sequence[dict[str, object]]) -> list[Settled]:
@@ -86,11 +89,17 @@ def _settle_all(composed: Sequence[dict[str, object]]) -> list[Settled]:
 
 
 def _refuse_shared_outputs(settled: Sequence[Settled]) -> None:
-    users: dict[str, list[int]] = defaultdict(list)
+    users: dict[Path, list[int]] = defaultdict(list)
     for number, job in enumerate(settled):
         if job.config.mode in (Mode.run, Mode.plan):
-            users[job.config.output.dir].append(number)
-    shared = {place: numbers for place, numbers in users.items() if len(numbers) > 1}
+            # Two names may lead to one place.
+            users[Path(job.config.output.dir).resolve()].append(number)
+    # Whoever reads a directory reads what lies below it as well.
+    shared = {
+        place: [each for below, who in users.items() if below.is_relative_to(place) for each in who]
+        for place in users
+    }
+    shared = {place: sorted(numbers) for place, numbers in shared.items() if len(numbers) > 1}
     if not shared:
         return
     lines = [f"  {place}: jobs {', '.join(map(str, who))}" for place, who in shared.items()]
@@ -102,24 +111,25 @@ def _refuse_shared_outputs(settled: Sequence[Settled]) -> None:
     )
 
 
-def _run_all(settled: Sequence[Settled], outer: Console) -> ExitCode:
-    worst = ExitCode.DONE
+def _run_all(settled: Sequence[Settled], jobs: Sequence[Path], outer: Console) -> ExitCode:
+    if settled and all(job.config.mode is Mode.jobs for job in settled):
+        print(list_jobs(jobs))
+        return ExitCode.DONE
+    codes: list[ExitCode] = []
     for number, job in enumerate(settled):
         title = f"job {number} of {len(settled)}" if len(settled) > 1 else ""
         with outer.or_json(job.config.log.format is LogFormat.json) as console:
-            work = functools.partial(_run, job, title, console)
-            code = _guarded(console, work)
-            console.end(code)
-        worst = max(worst, code, key=_SEVERITY.index)
-        if code is ExitCode.INTERRUPTED:
+            codes.append(_guarded(console, functools.partial(_run, job, title, console)))
+            console.end(codes[-1])
+        if codes[-1] is ExitCode.INTERRUPTED:
             break
-    return worst
+    comparison = compare_sweep(settled, codes) if len(settled) > 1 else None
+    if comparison is not None:
+        print(comparison)
+    return max(codes, key=_SEVERITY.index, default=ExitCode.DONE)
 
 
 def _run(job: Settled, title: str, console: Console) -> ExitCode:
-    if job.config.mode is Mode.jobs:
-        print(list_jobs(jobs_dir()))
-        return ExitCode.DONE
     console.begin(" ".join(["batchgen", __version__, title]).rstrip(), job.changes)
     for warning in job.warnings:
         console.warn(warning)

@@ -14,16 +14,19 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from batchgen.config import (
     Config,
+    FieldOrder,
     InputConfig,
     LogConfig,
     Mode,
     ModelConfig,
+    NormalizeConfig,
     PoolConfig,
     PromptConfig,
     PromptFormat,
     SamplingConfig,
     ScoreCalibration,
     StructuredConfig,
+    UnicodeForm,
 )
 from batchgen.errors import UsageError
 
@@ -104,8 +107,28 @@ def _prompt_sources(prompt: PromptConfig) -> Iterator[str]:
         for name in names[:3]
         if getattr(prompt, name) == ""
     )
+    if prompt.normalize.columns and not _has_rule(prompt.normalize):
+        yield (
+            f"prompt.normalize.columns={prompt.normalize.columns} names columns, but no rule of "
+            "prompt.normalize is on. Set one, as in prompt.normalize.line_ends=true."
+        )
+    if prompt.field_order is not FieldOrder.given and not prompt.fields:
+        yield (
+            f"prompt.field_order={prompt.field_order} needs prompt.fields: the columns that the "
+            "template lists."
+        )
+    if len(set(prompt.fields)) < len(prompt.fields):
+        yield f"prompt.fields={prompt.fields} names a column twice."
     if prompt.system is not None and prompt.system_file is not None:
         yield "prompt.system and prompt.system_file are both named. Set one of them to null."
+
+
+def _has_rule(normalize: NormalizeConfig) -> bool:
+    return any(
+        value not in (False, UnicodeForm.none)
+        for name, value in vars(normalize).items()
+        if name != "columns"
+    )
 
 
 def _prompt_pieces(prompt: PromptConfig) -> Iterator[str]:
@@ -160,16 +183,18 @@ def _sampling(sampling: SamplingConfig) -> Iterator[str]:
 
 
 def _structured(structured: StructuredConfig) -> Iterator[str]:
-    names = ("choice", "regex", "json", "json_file")
+    # What a choice_file holds stands in choice by now.
+    names = ("choice", "regex", "regex_file", "json", "json_file")
     named = [f"structured.{name}" for name in names if getattr(structured, name) is not None]
     if len(named) > 1:
         yield (
             f"{' and '.join(named)} are both named, but an output has one structure. Leave one "
             "out, or set it to null where a job folder names it."
         )
-    path = structured.json_file
-    if path is not None and not Path(path).is_file():
-        yield f"structured.json_file={path} is not a file."
+    for key in ("regex_file", "json_file"):
+        path = getattr(structured, key)
+        if path is not None and not Path(path).is_file():
+            yield f"structured.{key}={path} is not a file."
 
 
 def _pool(pool: PoolConfig) -> Iterator[str]:

@@ -32,13 +32,13 @@ from batchgen.config import Config
 from batchgen.errors import UsageError
 
 
-def compose(arguments: Sequence[str], conf: Path, jobs: Path) -> list[dict[str, Any]]:
+def compose(arguments: Sequence[str], conf: Path, jobs: Sequence[Path]) -> list[dict[str, Any]]:
     """Let Hydra compose every job of the command line.
 
     Args:
         arguments: overrides and flags, as ``read_command_line`` gives them.
         conf: the folder with Hydra's ``config.yaml``.
-        jobs: the folder of job folders, for messages.
+        jobs: the folders of job folders, for messages.
 
     Returns:
         For each job the nested values of all declared keys, interpolations resolved; ``???``
@@ -105,13 +105,13 @@ def _plain(composed: DictConfig) -> dict[str, Any]:
 
 def _names(values: Any, prefix: str) -> Iterator[str]:
     for name, value in values.items():
-        if isinstance(value, dict) and (not prefix and name in sections()):
-            yield from _names(value, f"{name}.")
+        if isinstance(value, dict) and f"{prefix}{name}" in sections():
+            yield from _names(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
 
 
-def _explain(error: BaseException, jobs: Path) -> str:
+def _explain(error: BaseException, jobs: Sequence[Path]) -> str:
     """Say in our words what Hydra or OmegaConf found."""
     if isinstance(error, MissingConfigException):
         return _missing_group(error, jobs)
@@ -141,7 +141,7 @@ def _where(error: BaseException) -> str:
     return f"{first.split(':', 1)[0]}: " if first.startswith("In '") else ""
 
 
-def _missing_group(error: MissingConfigException, jobs: Path) -> str:
+def _missing_group(error: MissingConfigException, jobs: Sequence[Path]) -> str:
     group, _, name = str(error.missing_cfg_file or "").removesuffix(".yaml").rpartition("/")
     if group == "job":
         return unknown_job(name, jobs)

@@ -1,6 +1,8 @@
 """The text of ``--help``, made from the declared keys so that it cannot go stale."""
 
 import json
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,11 @@ _TAIL = """\
 Quoting: text with any of < > | # = , : [ ] {{ }} or a line break goes into double quotes, and
 all of it into single quotes for the shell; "\\n" is then a line break, as in YAML.
   'sampling.stop=["</s>","\\n\\n"]'  'input.path="a,b.parquet"'  'prompt.template="{{{{ text }}}}"'
-Or it goes into a file: prompt.template_file, prompt.system_file, sampling.stop_file,
-structured.json_file.
+Or it goes into a file: {files}.
 
 Presets: {presets}.   Jobs: {jobs}.
-Flags: -m sweep, --cfg job show the composed values, --config-dir DIR presets of your own,
---hydra-help all flags, --version.
+Flags: -m sweep, --cfg job show the composed values, --hydra-help all flags, --version,
+--config-dir DIR presets and job folders of your own (DIR/pool/mine.yaml, DIR/jobs/mine/job.yaml).
 
 Exit codes: 0 done, 1 unexpected failure, 2 usage or configuration error (nothing started),
 3 more rows failed than errors.max_rate, 4 the engine failed or stood still, 75 interrupted or out
@@ -40,18 +41,27 @@ of time (run it again to resume).
 """
 
 
-def help_text(conf: Path, jobs: Path) -> str:
+def help_text(conf: Path, jobs: Sequence[Path]) -> str:
     """Give the help text.
 
     Args:
         conf: the folder of presets.
-        jobs: the folder of job folders.
+        jobs: the folders of job folders.
     """
     width = max(map(len, declared_keys())) + 1
     keys = "\n".join(f"  {key.name:{width}} {_line(key)}" for key in declared_keys().values())
     presets = (f"{path.parent.name}={path.stem}" for path in sorted(conf.glob("*/*.yaml")))
-    tail = _TAIL.format(presets=", ".join(presets), jobs=", ".join(available_jobs(jobs)) or "none")
+    files = [name for name in declared_keys() if name.endswith("_file")]
+    tail = _TAIL.format(
+        files=_wrapped(files),
+        presets=", ".join(presets),
+        jobs=", ".join(available_jobs(jobs)) or "none",
+    )
     return f"{_HEAD.format(version=__version__)}{keys}\n{tail}"
+
+
+def _wrapped(names: Sequence[str]) -> str:
+    return "\n".join(textwrap.wrap(", ".join(names), 92))
 
 
 def _line(key: Key) -> str:

@@ -14,25 +14,35 @@ from batchgen.errors import UsageError
 JOB_FILE = "job.yaml"
 
 
-def available_jobs(folder: Path) -> list[str]:
-    """Name the job folders that ship with the package."""
-    return sorted(path.parent.name for path in folder.glob(f"*/{JOB_FILE}"))
+def available_jobs(folders: Iterable[Path]) -> dict[str, Path]:
+    """Find the job folders by name; of two with one name that of the later folder counts.
+
+    Args:
+        folders: folders of job folders; one that is not there holds none.
+    """
+    found = {job.parent.name: job.parent for each in folders for job in each.glob(f"*/{JOB_FILE}")}
+    return dict(sorted(found.items()))
 
 
-def list_jobs(folder: Path) -> str:
-    """Say in one line for each job what its README says first."""
-    names = available_jobs(folder)
-    if not names:
-        return f"No job folders in {folder}."
-    width = max(map(len, names))
-    return "\n".join(f"{name:{width}}  {_first_line(folder / name)}".rstrip() for name in names)
+def list_jobs(folders: Sequence[Path]) -> str:
+    """Say in one line for each job what its README says first; own folders say where they are."""
+    jobs = available_jobs(folders)
+    if not jobs:
+        return f"No job folders in {', '.join(map(str, folders))}."
+    width = max(map(len, jobs))
+    shipped = folders[0]
+    lines = []
+    for name, place in jobs.items():
+        where = "" if place.parent == shipped else f"  ({place})"
+        lines.append(f"{name:{width}}  {_first_line(place)}{where}".rstrip())
+    return "\n".join(lines)
 
 
-def store_jobs(folder: Path, asked: Iterable[str]) -> None:
+def store_jobs(folders: Iterable[Path], asked: Iterable[str]) -> None:
     """Make job folders known to Hydra as the options of its group ``job``.
 
     Args:
-        folder: the folder of job folders that ships with the package.
+        folders: the folders of job folders.
         asked: the jobs of the command line. One with a slash, a dot or a tilde in front is
             the path of a user's own folder.
 
@@ -42,9 +52,9 @@ def store_jobs(folder: Path, asked: Iterable[str]) -> None:
     store = ConfigStore.instance()
     store.repo.pop("job", None)
     wanted = set(asked)
-    for name in available_jobs(folder):
+    for name, place in available_jobs(folders).items():
         try:
-            values = read_job(folder / name / JOB_FILE, name)
+            values = read_job(place / JOB_FILE, name)
         except UsageError:
             # Another job's fault must not stop the one that was asked for.
             if name in wanted:
@@ -65,13 +75,13 @@ def is_path(job: str) -> bool:
     return "/" in job or job.startswith((".", "~"))
 
 
-def unknown_job(name: str, folder: Path) -> str:
+def unknown_job(name: str, folders: Iterable[Path]) -> str:
     """Word the refusal of a job that does not exist."""
-    names = available_jobs(folder)
+    names = available_jobs(folders)
     return (
         f"job={name}: no such job folder.{did_you_mean(name, names)} "
         f"Jobs: {', '.join(names) or 'none'}. A folder of your own is named by its path, as in "
-        f"job=./{name}."
+        f"job=./{name}, or lies in the folder jobs of a --config-dir."
     )
 
 

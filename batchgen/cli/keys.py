@@ -88,8 +88,11 @@ def declared_keys() -> Mapping[str, Key]:
 
 
 def sections() -> tuple[str, ...]:
-    """The groups of keys: model, input, and so on."""
-    return tuple(dict.fromkeys(name.split(".")[0] for name in declared_keys() if "." in name))
+    """The groups of keys: model, input, prompt, prompt.normalize, and so on."""
+    paths = (name.split(".")[:-1] for name in declared_keys())
+    return tuple(
+        dict.fromkeys(".".join(path[:end]) for path in paths for end in range(1, len(path) + 1))
+    )
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

@@ -26,6 +26,9 @@ _FILE_KEYS = {
     "prompt.template": "prompt.template_file",
     "prompt.system": "prompt.system_file",
     "sampling.stop": "sampling.stop_file",
+    "sampling.score_choices": "sampling.score_choices_file",
+    "structured.choice": "structured.choice_file",
+    "structured.regex": "structured.regex_file",
     "structured.json": "structured.json_file",
 }
 
@@ -54,7 +57,7 @@ def read_command_line(arguments: Sequence[str], conf: Path) -> CommandLine:
         UsageError: an unknown key, a value that cannot be read, or a comma without ``-m``.
     """
     flags, texts = split_flags(arguments)
-    folders = [conf, *_config_dirs(flags)]
+    folders = [conf, *config_dirs(flags)]
     overrides = [_read_override(text, folders) for text in texts]
     is_multirun = "-m" in flags or "--multirun" in flags or "hydra.mode=MULTIRUN" in texts
     if not is_multirun:
@@ -77,7 +80,8 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return flags, overrides
 
 
-def _config_dirs(flags: Sequence[str]) -> list[Path]:
+def config_dirs(flags: Sequence[str]) -> list[Path]:
+    """Give the folders that ``--config-dir`` names, in order."""
     apart = [value for flag, value in pairwise(flags) if flag in ("--config-dir", "-cd")]
     joined = [flag.split("=", 1)[1] for flag in flags if flag.startswith("--config-dir=")]
     return [Path(value) for value in (*apart, *joined)]

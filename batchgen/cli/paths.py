@@ -35,8 +35,17 @@ def resolve_paths(config: Config) -> Config:
             system_file=_file(prompt.system_file),
             shots_file=_file(prompt.shots_file),
         ),
-        sampling=replace(sampling, stop_file=_file(sampling.stop_file)),
-        structured=replace(structured, json_file=_file(structured.json_file)),
+        sampling=replace(
+            sampling,
+            stop_file=_file(sampling.stop_file),
+            score_choices_file=_file(sampling.score_choices_file),
+        ),
+        structured=replace(
+            structured,
+            choice_file=_file(structured.choice_file),
+            regex_file=_file(structured.regex_file),
+            json_file=_file(structured.json_file),
+        ),
         output=resolve_output(config).output,
         log=replace(config.log, prometheus_file=_file(config.log.prometheus_file)),
     )

@@ -61,7 +61,7 @@ def settle(values: Mapping[str, Any]) -> Settled:
     if config.mode is Mode.status and _names_no_job(config):
         config = resolve_output(_with_mandatory(config))
     elif config.mode is not Mode.jobs:
-        config = _with_stop_file(resolve_paths(_with_mandatory(config)))
+        config = _with_lists(resolve_paths(_with_mandatory(config)))
         check(config)
     plain = _plain(config)
     flat = dict(_flatten(plain, ""))
@@ -114,26 +114,40 @@ def _with_mandatory(config: Config) -> Config:
     return config
 
 
-def _with_stop_file(config: Config) -> Config:
-    path = config.sampling.stop_file
-    if path is None:
-        return config
-    merged = dict.fromkeys([*config.sampling.stop, *_read_stops(Path(path))])
-    return replace(config, sampling=replace(config.sampling, stop=list(merged)))
+def _with_lists(config: Config) -> Config:
+    """Put the lists of text that stand in files beside those that are named."""
+    sampling, structured = config.sampling, config.structured
+    stops = [*sampling.stop, *_texts("sampling.stop_file", sampling.stop_file)]
+    scored = _texts("sampling.score_choices_file", sampling.score_choices_file)
+    choices = _texts("structured.choice_file", structured.choice_file)
+    _refuse_both("sampling.score_choices", sampling.score_choices, scored)
+    _refuse_both("structured.choice", structured.choice, choices)
+    sampling = replace(
+        sampling, stop=list(dict.fromkeys(stops)), score_choices=sampling.score_choices or scored
+    )
+    choice = structured.choice if structured.choice_file is None else choices
+    return replace(config, sampling=sampling, structured=replace(structured, choice=choice))
 
 
-def _read_stops(path: Path) -> list[str]:
-    """Read a YAML (or JSON, which is YAML) list of strings."""
+def _refuse_both(key: str, named: list[str] | None, in_file: list[str]) -> None:
+    if named and in_file:
+        raise UsageError(f"{key} and {key}_file are both named. Set one of them to null or [].")
+
+
+def _texts(key: str, name: str | None) -> list[str]:
+    """Read a YAML (or JSON, which is YAML) list of strings; an absent file holds none."""
+    if name is None:
+        return []
     try:
-        stops = yaml.safe_load(path.read_text(encoding="utf-8"))
+        texts = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"sampling.stop_file={path} cannot be read: {error}.") from error
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise UsageError(f"{key}={name} cannot be read: {error}.") from error
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(
-            f"sampling.stop_file={path} must hold a YAML or JSON list of strings. "
+            f"{key}={name} must hold a YAML or JSON list of strings. "
             'Put each into double quotes, as in ["</s>", "\\n\\n"].'
         )
-    return stops
+    return texts
 
 
 def _plain(value: Any) -> Any:

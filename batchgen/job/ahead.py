@@ -8,11 +8,15 @@ import torch
 
 from batchgen.config import Config
 from batchgen.data.output_dir import OutputDir
+from batchgen.job.field_orders import other_field_orders
 from batchgen.job.inputs import JobInputs, model_source
 from batchgen.job.load import plan_ledger
+from batchgen.job.outlook import outlook
 from batchgen.job.planning import JobPlan, plan_job
 from batchgen.prompts.preview import preview
 from batchgen.prompts.store import PromptStore
+from batchgen.report.plan_svg import plan_svg
+from batchgen.report.plan_text import plan_text
 from batchgen.report.progress import Progress
 from batchgen.runtime.memory import Ledger
 from batchgen.runtime.model import DTYPES, geometry_without_weights, resolve_device
@@ -32,20 +36,27 @@ def show_prompts(config: Config) -> None:
 
 
 def show_plan(config: Config, progress: Progress) -> None:
-    """Plan the whole job as if nothing were done; print the plan and write ``_plan.json``."""
+    """Plan the whole job as if nothing were done.
+
+    The plan is printed, and written as ``_plan.json`` and ``_plan.svg``.
+    """
     inputs = JobInputs.open(config)
     layers = geometry_without_weights(model_source(config))
     with OutputDir(config.output.dir) as output, progress.phase("plan"):
-        planned = plan_job(config, inputs, output, None)
-        print(planned.plan.describe())
+        # First: the plan of the job itself is the one that stays.
+        others = other_field_orders(config, output)
+        planned = plan_job(config, inputs, output, None, compare_orders=True)
         dtype = DTYPES.get(config.model.dtype)
         if dtype is None:
             on_cpu = resolve_device(config.model.device).type == "cpu"
             dtype = torch.float32 if on_cpu else inputs.model_config.dtype or torch.bfloat16
         ledger = plan_ledger(config, layers, dtype) if layers else None
-        if ledger is not None:
-            print(describe_ledger(ledger, planned))
-        print(f"plan written to {output.path / '_plan.json'}")
+        told = planned.to_json() | outlook(config, inputs, planned, ledger, dtype, others)
+        output.write_json("_plan.json", told)
+        picture = output.path / "_plan.svg"
+        picture.write_text(plan_svg(told), encoding="utf-8")
+        print(f"{planned.plan.describe()}\n\n{plan_text(told)}\n")
+        print(f"plan written to {output.path / '_plan.json'}, drawn in {picture}")
 
 
 def describe_ledger(ledger: Ledger, planned: JobPlan) -> str:

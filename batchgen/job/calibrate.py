@@ -16,8 +16,8 @@ from batchgen.job.inputs import JobInputs
 from batchgen.job.scores import log_probabilities
 from batchgen.prompts.encoder import PromptEncoder
 from batchgen.prompts.limits import IdArray
-from batchgen.prompts.render import Source
 from batchgen.prompts.row_sampling import sampling_columns
+from batchgen.prompts.source import Source
 from batchgen.sampling import SamplingParams
 from batchgen.structured.calibration import (
     FloatArray,

@@ -7,17 +7,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from batchgen.config import Config, InputConfig, PromptConfig
+from batchgen.config import Config, InputConfig, NormalizeConfig, PromptConfig
 from batchgen.data.carry import carried_schema
 from batchgen.data.reader import id_type, read_rows
 from batchgen.data.schema import OWN_COLUMNS, output_schema
 from batchgen.data.source import InputSource, discover
 from batchgen.errors import RowError, RowErrorType, UsageError
 from batchgen.prompts.bad_words import BadWords
+from batchgen.prompts.fields.orders import find_orders
 from batchgen.prompts.limits import Limits
-from batchgen.prompts.render import PromptSpec, Renderer, Source
+from batchgen.prompts.normalize.rules import NormalizeSpec
+from batchgen.prompts.render import Renderer
 from batchgen.prompts.row_sampling import num_samples
 from batchgen.prompts.shots import load_shots
+from batchgen.prompts.source import PromptSpec, Source
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.prompts.tokenizer import Tokenizer, load_tokenizer
 from batchgen.prompts.truncation import SIDES, Truncation
@@ -48,6 +51,7 @@ class JobInputs:
         grammars: what structured outputs may be.
         bad_words: what outputs may not hold.
         model_config: transformers' configuration of the model.
+        fields, field_order: the columns that the template lists, and in which order.
     """
 
     source: InputSource
@@ -62,6 +66,8 @@ class JobInputs:
     grammars: Grammars
     bad_words: BadWords
     model_config: Any
+    fields: tuple[str, ...] = ()
+    field_order: str = "given"
 
     @classmethod
     def open(cls, config: Config) -> "JobInputs":
@@ -116,6 +122,8 @@ class JobInputs:
             grammars=grammars,
             bad_words=bad_words,
             model_config=model_config,
+            fields=tuple(config.prompt.fields),
+            field_order=config.prompt.field_order.value,
         )
 
     @property
@@ -126,6 +134,15 @@ class JobInputs:
     def prompts(self, config: InputConfig) -> Iterator[pa.RecordBatch]:
         """Read, render and tokenise the rows, batch by batch, for the prompt store."""
         priority = config.priority_column
+        if self.field_order != "given":
+            # Over the whole job, however few of its rows are looked at.
+            rows = read_rows(
+                self.source, self.fields, id_column=config.id_column, limit=self.num_rows
+            )
+            orders = find_orders(rows, self.fields, self.field_order)
+            self.renderer.field_orders = orders
+            if self.truncation is not None:
+                self.truncation.renderer.field_orders = orders
         columns = [*self.renderer.columns, *([priority] if priority else [])]
         rows = read_rows(
             self.source,
@@ -218,12 +235,14 @@ def job_sampling(config: Config) -> SamplingParams:
     Raises:
         UsageError: they make no sense, or a file cannot be read.
     """
-    given, key = config.structured, "structured.json_file"
-    schema = _text(given.json, given.json_file, key)
+    given = config.structured
+    schema = _text(given.json, given.json_file, "structured.json_file")
+    regex = _text(given.regex, given.regex_file, "structured.regex_file")
     try:
-        structure = Structure.of({"choice": given.choice, "regex": given.regex, "json": schema})
+        structure = Structure.of({"choice": given.choice, "regex": regex, "json": schema})
     except ValueError as error:
-        where = f"{key}={given.json_file}: " if given.json_file else ""
+        keys = (("json_file", given.json_file), ("regex_file", given.regex_file))
+        where = "".join(f"structured.{key}={path}: " for key, path in keys if path)
         raise UsageError(f"{where}{error}") from error
     params = replace(config.sampling.params(), structured=structure)
     problem = params.problem()
@@ -251,6 +270,21 @@ def prompt_spec(prompt: PromptConfig) -> PromptSpec:
         answer_column=prompt.answer_column,
         separator=prompt.separator,
         answer_prefix=prompt.answer_prefix,
+        normalize=_normalize_spec(prompt.normalize),
+        fields=tuple(prompt.fields),
+        field_order=prompt.field_order.value,
+    )
+
+
+def _normalize_spec(normalize: NormalizeConfig) -> NormalizeSpec:
+    return NormalizeSpec(
+        unicode=normalize.unicode.value,
+        line_ends=normalize.line_ends,
+        trailing_space=normalize.trailing_space,
+        system_text=normalize.system_text,
+        shots_order=normalize.shots_order,
+        message_parts=normalize.message_parts,
+        columns=tuple(normalize.columns),
     )
 
 

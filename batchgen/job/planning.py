@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,10 @@ from batchgen.data.reader import check_ids
 from batchgen.job.identity import fingerprint
 from batchgen.job.inputs import JobInputs, prompt_spec
 from batchgen.prompts.advice import Advice, WatchedRenderer, advise
+from batchgen.prompts.outlook.rows import group_texts
 from batchgen.prompts.plan import Plan, make_plan
-from batchgen.prompts.render import PromptSpec, Source
 from batchgen.prompts.row_sampling import row_params
+from batchgen.prompts.source import PromptSpec, Source
 from batchgen.prompts.store import PromptStore
 from batchgen.report.machine import versions
 
@@ -35,12 +37,18 @@ class JobPlan:
         plan: over the rows that are left.
         num_samples: [rows] output rows that each input row has where it is ok.
         done: [rows] whether its output is there already.
+        phases: seconds that planning took, by part.
     """
 
     store: PromptStore
     plan: Plan
     num_samples: Counts
     done: Mask
+    phases: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``_plan.json`` holds."""
+        return self.plan.to_json() | {"phases": self.phases}
 
     def all_done(self, finished: FinishedRows) -> bool:
         """Whether every input row has its output."""
@@ -101,7 +109,12 @@ def open_output(
 
 
 def plan_job(
-    config: Config, inputs: JobInputs, output: OutputDir, finished: FinishedRows | None
+    config: Config,
+    inputs: JobInputs,
+    output: OutputDir,
+    finished: FinishedRows | None,
+    *,
+    compare_orders: bool = False,
 ) -> JobPlan:
     """Tokenise all rows, drop what is done, and plan the rest.
 
@@ -112,6 +125,7 @@ def plan_job(
         inputs: its opened inputs.
         output: where the prompts are kept and ``_plan.json`` is written.
         finished: what is there already; None to plan as if nothing were.
+        compare_orders: whether to count what the input's order would compute.
 
     Raises:
         OutputError: prompts or plan could not be written.
@@ -142,11 +156,24 @@ def plan_job(
         done=done,
         requests_of=inputs.requests_of,
         truncation=config.prompt.truncation.value,
+        compare_orders=compare_orders,
     )
-    plan = replace(plan, advice=_advice(config, inputs, spec, renderer, store, plan))
+    plan = replace(
+        plan,
+        advice=_advice(config, inputs, spec, renderer, store, plan),
+        normalized=renderer.normalizer.changes,
+        group_texts=_group_texts(plan, store, inputs),
+    )
     phases = {"tokenize_s": tokenized - started, "order_s": time.perf_counter() - tokenized}
-    output.write_json("_plan.json", plan.to_json() | {"phases": phases})
-    return JobPlan(store, plan, num_samples, done)
+    planned = JobPlan(store, plan, num_samples, done, phases)
+    output.write_json("_plan.json", planned.to_json())
+    return planned
+
+
+def _group_texts(plan: Plan, store: PromptStore, inputs: JobInputs) -> list[str]:
+    if inputs.tokenizer is None:
+        return []
+    return group_texts(plan.groups, plan.group_row_index, store, inputs.tokenizer)
 
 
 def _advice(
@@ -159,6 +186,9 @@ def _advice(
 ) -> Advice | None:
     """Look for a template column that keeps the rows from sharing, where sharing is on."""
     if renderer.source is not Source.TEMPLATE or not config.pool.prefix_caching:
+        return None
+    if spec.fields:
+        # Which of them should stand where is what prompt.field_order answers.
         return None
     return advise(
         renderer.sample,

@@ -21,7 +21,8 @@ from batchgen.errors import RowError, UsageError
 from batchgen.prompts.encoder import PromptEncoder
 from batchgen.prompts.limits import Limits
 from batchgen.prompts.order import IdsOf, Rows, common_prefix, neighbour_lcp, prefix_order
-from batchgen.prompts.render import Prompt, PromptSpec, Renderer, Source
+from batchgen.prompts.render import Prompt, Renderer
+from batchgen.prompts.source import PromptSpec, Source
 from batchgen.prompts.template import RowTemplate
 from batchgen.prompts.tokenizer import Tokenizer
 
@@ -139,10 +140,10 @@ class WatchedRenderer(Renderer):
         super().__init__(spec, schema, tokenizer)
         self.sample = RowSample(num_rows)
 
-    def render(self, table: pa.RecordBatch) -> list[Prompt | RowError]:
+    def render(self, table: pa.RecordBatch, first_row: int = 0) -> list[Prompt | RowError]:
         """Render the next rows."""
         self.sample.see(table)
-        return super().render(table)
+        return super().render(table, first_row)
 
 
 def _joined(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.RecordBatch:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 from batchgen.errors import RowError, RowErrorType
 from batchgen.prompts.heads import can_be_cut, head_length
 from batchgen.prompts.limits import IdArray, Limits, TextBound, too_long
-from batchgen.prompts.render import Chat, Prompt, Source, Text, TokenIds
+from batchgen.prompts.render import Chat, Prompt, Text, TokenIds
+from batchgen.prompts.source import Source
 from batchgen.prompts.special import ContentGuard
 from batchgen.prompts.tokenizer import Tokenizer, added_bos, added_edges, encode, render_chat
 

@@ -136,6 +136,12 @@ class Duplicates(Mapping[int, Sequence[int]]):
         """How many rows take another row's result."""
         return len(self._rows)
 
+    def largest(self, limit: int) -> list[tuple[int, int]]:
+        """Give the rows whose result most others take, with how many do."""
+        leaders, counts = np.unique(self._leaders, return_counts=True)
+        most = np.argsort(-counts, kind="stable")[:limit]
+        return list(zip(leaders[most].tolist(), counts[most].tolist(), strict=True))
+
     def __getitem__(self, leader: int) -> list[int]:
         first, end = np.searchsorted(self._leaders, [leader, leader + 1])
         if first == end:

@@ -2,17 +2,16 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from batchgen.prompts.advice import Advice
 from batchgen.prompts.future import PlannedFuture
+from batchgen.prompts.needs import row_needs
+from batchgen.prompts.normalize.rules import Changes
 from batchgen.prompts.order import (
     Duplicates,
     PrefixGroup,
@@ -25,7 +24,9 @@ from batchgen.prompts.order import (
     prefix_order,
     repeat_rows,
 )
-from batchgen.prompts.row_sampling import num_samples, result_key
+from batchgen.prompts.outlook.blocks import BlockCost, block_costs, remedy
+from batchgen.prompts.outlook.lengths import Histogram
+from batchgen.prompts.row_sampling import num_samples
 from batchgen.prompts.store import PromptStore
 from batchgen.prompts.truncation_audit import TruncationAudit
 from batchgen.sampling import SamplingParams
@@ -55,14 +56,23 @@ class Plan:
         expected_basis: how that expectation is made, in words.
         longest_request_tokens: the most tokens a request can come to, prompt and output.
         request_tokens_p50, request_tokens_p95: the same at these percentiles.
+        own_tokens_p95: the same without what the request before it in prefix order has too.
+        longest_shared_tokens: the longest prefix that two requests have in common.
+        max_output_tokens: tokens that all requests together can generate.
+        lengths: prompt tokens of the requests.
+        block_costs: what blocks of other sizes would share.
+        input_order_tokens: prefill in the input's order where nothing but the row before is
+            still there; None where that was not asked for.
         groups: the shared prefixes that save most.
         group_row_index: position in the input of each group's first row.
+        group_texts: the text of each group's prefix, shortened.
         row_errors: rows with errors by type.
         future: which request is the next to need a prefix, for the engine's eviction.
         shared_tokens: [store rows] leading tokens that each row of ``order`` has in common
             with the row before it in prefix order; -1 for all other rows.
         truncation: what becomes of rows that are too long beside their output.
         advice: a change of the template that would share more, where one is known.
+        normalized: what ``prompt.normalize`` changed.
     """
 
     order: Rows
@@ -80,6 +90,12 @@ class Plan:
     longest_request_tokens: int
     request_tokens_p50: int
     request_tokens_p95: int
+    own_tokens_p95: int
+    longest_shared_tokens: int
+    max_output_tokens: int
+    lengths: Histogram
+    block_costs: Sequence[BlockCost]
+    input_order_tokens: int | None
     groups: Sequence[PrefixGroup]
     group_row_index: Sequence[int]
     row_errors: Mapping[str, int]
@@ -87,6 +103,8 @@ class Plan:
     shared_tokens: Rows
     truncation: TruncationAudit
     advice: Advice | None = None
+    normalized: Changes = field(default_factory=Changes)
+    group_texts: Sequence[str] = ()
 
     @property
     def num_duplicates(self) -> int:
@@ -95,11 +113,6 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``_plan.json`` holds: every figure, without the rows themselves."""
-        groups = [
-            {"row_index": row_index}
-            | {name: value for name, value in asdict(group).items() if name != "position"}
-            for group, row_index in zip(self.groups, self.group_row_index, strict=True)
-        ]
         figures = (
             "rows",
             "requests",
@@ -114,15 +127,32 @@ class Plan:
             "longest_request_tokens",
             "request_tokens_p50",
             "request_tokens_p95",
+            "own_tokens_p95",
+            "longest_shared_tokens",
+            "max_output_tokens",
         )
         return {
             **{name: getattr(self, name) for name in figures},
             "duplicates": self.num_duplicates,
             "row_errors": dict(self.row_errors),
-            "groups": groups,
+            "lengths": self.lengths.to_json(),
+            "block_sizes": [asdict(cost) for cost in self.block_costs],
+            "groups": self._groups_json(),
             "truncation": asdict(self.truncation),
             "advice": self.advice and self.advice.to_json(),
+            "normalized": self.normalized.to_json(),
         }
+
+    def _groups_json(self) -> list[dict[str, Any]]:
+        texts: Sequence[str | None] = self.group_texts or [None] * len(self.groups)
+        found = []
+        for group, row_index, text in zip(self.groups, self.group_row_index, texts, strict=True):
+            fix = remedy(group.tokens, self.block_size)
+            figures = {name: value for name, value in asdict(group).items() if name != "position"}
+            found.append(
+                {"row_index": row_index, **figures, "text": text, "remedy": fix and fix.to_json()}
+            )
+        return found
 
     def describe(self) -> str:
         """Say the plan in a few lines for a person."""
@@ -147,6 +177,9 @@ class Plan:
         lines += self.truncation.describe()
         if self.advice is not None:
             lines.append(self.advice.describe())
+        changes = self.normalized.describe()
+        if changes is not None:
+            lines.append(changes)
         return "\n".join(lines)
 
 
@@ -162,6 +195,7 @@ def make_plan(
     done: npt.NDArray[np.bool_] | None = None,
     requests_of: Callable[[SamplingParams], int] = num_samples,
     truncation: str = "error",
+    compare_orders: bool = False,
 ) -> Plan:
     """Plan a job over its prompts.
 
@@ -178,11 +212,12 @@ def make_plan(
             count in nothing but ``rows`` and ``row_errors``.
         requests_of: gives the requests of a row with some parameters.
         truncation: ``prompt.truncation``, which has been done already.
+        compare_orders: whether to count the input's order too, which is another pass.
     """
     good = store.good_rows
     if done is not None:
         good = good[~done[good]]
-    needs_of = _row_needs(store.sampling_params, sampling, max_model_len, requests_of)
+    needs_of = row_needs(store.sampling_params, sampling, max_model_len, requests_of)
     rows, duplicates = find_duplicates(store.ids, good, needs_of.result_keys[good])
     samples, max_tokens = needs_of.samples, needs_of.max_tokens
     windows = _windows(store, rows, window_rows)
@@ -190,6 +225,11 @@ def make_plan(
     lengths, lcp = _requests(store, windows, samples)
     needs = lengths + np.repeat(max_tokens[by_prefix], samples[by_prefix])
     needs = np.minimum(needs, max_model_len)
+    unsorted = None
+    if compare_orders:
+        whole, shared = _requests(store, [rows], samples)
+        shared = _taken_from_cache(shared, rows, samples, needs_of.logs_prompt, block_size)
+        unsorted = prefill_tokens(whole, shared)
     taken = _taken_from_cache(lcp, by_prefix, samples, needs_of.logs_prompt, block_size)
     floor_block = prefill_tokens(lengths, taken, block_size)
     floor = prefill_tokens(lengths, taken)
@@ -218,6 +258,12 @@ def make_plan(
         longest_request_tokens=int(needs.max(initial=0)),
         request_tokens_p50=_percentile(needs, 50),
         request_tokens_p95=_percentile(needs, 95),
+        own_tokens_p95=_percentile(needs - lcp, 95),
+        longest_shared_tokens=int(lcp.max(initial=0)),
+        max_output_tokens=int((needs - lengths).sum()),
+        lengths=Histogram.of(lengths),
+        block_costs=block_costs(lengths, taken, block_size),
+        input_order_tokens=unsorted,
         groups=groups,
         group_row_index=[int(row_index[group.position]) for group in groups],
         row_errors=dict(Counter(error.type.value for _, error in store.errors())),
@@ -225,46 +271,6 @@ def make_plan(
         shared_tokens=_shared_by_row(by_prefix, lcp, samples),
         truncation=TruncationAudit.of(truncation, store, good, needs_of.max_tokens, max_model_len),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _RowNeeds:
-    """What the plan asks of the sampling parameters, [store rows] each.
-
-    Attributes:
-        samples: requests of the row.
-        max_tokens: most tokens of an output, as far as the model's length goes.
-        result_keys: a number for what the result depends on besides the prompt's ids; -1
-            where it depends on noise of its own.
-        logs_prompt: 1 where the logits of the whole prompt are wanted, else 0.
-    """
-
-    samples: Rows
-    max_tokens: Rows
-    result_keys: Rows
-    logs_prompt: Rows
-
-
-def _row_needs(
-    column: pa.ChunkedArray,
-    sampling: SamplingParams,
-    max_model_len: int,
-    requests_of: Callable[[SamplingParams], int],
-) -> _RowNeeds:
-    """Read the rows' own parameters; only numbers are kept, however many differ."""
-    # Encoded first: joined texts of more than 2 GiB would not fit one array.
-    encoded = column.dictionary_encode().combine_chunks()
-    numbers: dict[SamplingParams | None, int] = {None: -1}
-    # The last one stands for rows without parameters of their own, whose code is -1.
-    needs = np.empty((len(encoded.dictionary) + 1, 4), np.int64)
-    for at, text in enumerate(chain(encoded.dictionary, [None])):
-        params = sampling if text is None else sampling.override_json(text.as_py())
-        number = numbers.setdefault(result_key(params), len(numbers) - 1)
-        max_tokens = 1 if params.score_choices else params.max_tokens
-        logs_prompt = params.prompt_logprobs is not None
-        needs[at] = requests_of(params), min(max_tokens, max_model_len), number, logs_prompt
-    codes = pc.fill_null(encoded.indices, -1).to_numpy()
-    return _RowNeeds(*(column[codes] for column in needs.T))
 
 
 def _windows(store: PromptStore, rows: Rows, window_rows: int | None) -> list[Rows]:

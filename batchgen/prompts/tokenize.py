@@ -64,12 +64,14 @@ def tokenize_batches(
     encoder = PromptEncoder(renderer.source, tokenizer, limits)
     row_sampling = RowSampling(sampling, output_problem)
     for batch in rows:
-        prompts = renderer.render(batch.table)
+        prompts = renderer.render(batch.table, batch.first_row_index)
         results = encoder.encode(prompts)
         overrides = list(row_sampling.overrides(batch.table))
         cut = [0] * len(results)
         if truncation is not None:
-            results, cut = truncation.fit(batch.table, prompts, results, overrides)
+            results, cut = truncation.fit(
+                batch.table, prompts, results, overrides, batch.first_row_index
+            )
         priorities = _priorities(batch.table, priority_column)
         yield _store_batch(batch, results, overrides, priorities, cut)
 

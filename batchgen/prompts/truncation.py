@@ -26,8 +26,9 @@ from batchgen.errors import RowError, RowErrorType
 from batchgen.prompts.columns import is_text
 from batchgen.prompts.encoder import PromptEncoder
 from batchgen.prompts.limits import IdArray, Limits
-from batchgen.prompts.render import Chat, Prompt, Renderer, Source
+from batchgen.prompts.render import Chat, Prompt, Renderer
 from batchgen.prompts.row_sampling import sampling_columns
+from batchgen.prompts.source import Source
 from batchgen.prompts.tokenizer import Tokenizer
 from batchgen.sampling import SamplingParams
 
@@ -44,6 +45,9 @@ _MOST_TRIES = 8
 
 class Truncation:
     """Cuts the prompts of a job.
+
+    Attributes:
+        renderer: makes the prompts of cut rows.
 
     Args:
         side: ``left`` drops the beginning, ``right`` the end, ``middle`` keeps half of each.
@@ -64,7 +68,7 @@ class Truncation:
         output_tokens: Callable[[SamplingParams], int],
     ) -> None:
         self._side = side
-        self._renderer = renderer
+        self.renderer = renderer
         self._tokenizer = tokenizer
         self._limits = limits
         self._sampling = sampling
@@ -82,6 +86,7 @@ class Truncation:
         prompts: Sequence[Prompt | RowError],
         results: Sequence[IdArray | RowError],
         overrides: Sequence[str | RowError | None],
+        first_row: int = 0,
     ) -> tuple[list[IdArray | RowError], list[int]]:
         """Cut what is too long in a batch.
 
@@ -90,6 +95,7 @@ class Truncation:
             prompts: [N] as they were rendered.
             results: [N] as they were encoded.
             overrides: [N] the rows' own sampling parameters as JSON.
+            first_row: position in the input of the batch's first row.
 
         Returns:
             [N] the results with cut prompts, and the tokens cut from each.
@@ -107,7 +113,7 @@ class Truncation:
             whole = self._encoder.encode([prompt])[0] if isinstance(result, RowError) else result
             if isinstance(whole, RowError):
                 continue
-            shorter = self._shorten(table.slice(row, 1), prompt, whole, room)
+            shorter = self._shorten(table.slice(row, 1), prompt, whole, room, first_row + row)
             if not isinstance(shorter, RowError):
                 fitted[row], cut[row] = shorter, len(whole) - len(shorter)
             elif is_too_long:
@@ -121,17 +127,17 @@ class Truncation:
         return self._limits.max_model_len - self._output_tokens(params)
 
     def _shorten(
-        self, row: pa.RecordBatch, prompt: Prompt, ids: IdArray, room: int
+        self, row: pa.RecordBatch, prompt: Prompt, ids: IdArray, room: int, position: int
     ) -> IdArray | RowError:
         over = len(ids) - room
         if room < 1:
             shorter: IdArray | None = None
-        elif self._renderer.source in (Source.TOKEN_IDS, Source.TEXT):
+        elif self.renderer.source in (Source.TOKEN_IDS, Source.TEXT):
             shorter = _cut_longest_run(ids, np.isin(ids, self._special), over, self._side)
-        elif isinstance(prompt, Chat) and self._renderer.source is Source.MESSAGES:
+        elif isinstance(prompt, Chat) and self.renderer.source is Source.MESSAGES:
             shorter = self._cut_message(prompt, over, room)
         else:
-            shorter = self._cut_column(row, over, room)
+            shorter = self._cut_column(row, over, room, position)
         if shorter is not None:
             return shorter
         return RowError(
@@ -158,14 +164,14 @@ class Truncation:
 
         return self._cut_text(chat.messages[longest]["content"], render, over, room)
 
-    def _cut_column(self, row: pa.RecordBatch, over: int, room: int) -> IdArray | None:
+    def _cut_column(
+        self, row: pa.RecordBatch, over: int, room: int, position: int
+    ) -> IdArray | None:
         own = set(sampling_columns(row.schema))
         texts = {
             field.name: row.column(field.name)[0].as_py() or ""
             for field in row.schema
-            if field.name in self._renderer.columns
-            and field.name not in own
-            and is_text(field.type)
+            if field.name in self.renderer.columns and field.name not in own and is_text(field.type)
         }
         if not texts:
             return None
@@ -174,7 +180,7 @@ class Truncation:
         def render(text: str) -> Prompt | RowError:
             at, field = row.schema.get_field_index(longest), row.schema.field(longest)
             changed = row.set_column(at, field, pa.array([text], field.type))
-            return self._renderer.render(changed)[0]
+            return self.renderer.render(changed, position)[0]
 
         return self._cut_text(texts[longest], render, over, room)
 

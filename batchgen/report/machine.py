@@ -21,6 +21,17 @@ def versions() -> dict[str, str | None]:
     return found
 
 
+def processor() -> str:
+    """Name the CPU as the system does."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
 def peak_rss_bytes() -> int:
     """Give the most host memory this process has held."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -20,7 +20,8 @@ from batchgen.data.reader import check_ids, id_type, read_original_rows, read_ro
 from batchgen.data.source import InputSource, discover
 from batchgen.errors import UsageError
 from batchgen.prompts.limits import Limits
-from batchgen.prompts.render import PromptSpec, Renderer
+from batchgen.prompts.render import Renderer
+from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.prompts.tokenizer import load_tokenizer
 from batchgen.sampling import SamplingParams

@@ -1,6 +1,7 @@
 import pytest
 
 from batchgen.cli import app
+from batchgen.cli.keys import declared_keys
 from batchgen.config import Mode
 from batchgen.errors import EngineError, ExitCode
 
@@ -191,3 +192,35 @@ def test_g03_the_command_line_and_a_file_mean_the_same(command, recorder, caller
 def test_nothing_is_left_in_the_callers_directory(command, caller):
     assert command("-m", "sampling.seed=1,2", "output.dir=o/${sampling.seed}") == 0
     assert [path.name for path in caller.iterdir()] == ["in.parquet"]
+
+
+def test_job_folders_of_a_config_dir_are_listed_and_run_like_the_shipped_ones(
+    command, recorder, caller, jobs, tmp_path, capsys
+):
+    own = tmp_path / "mine" / "jobs"
+    for name, template in (("letters", "a"), ("poems", "b")):
+        (own / name).mkdir(parents=True)
+        (own / name / "text.j2").write_text(template)
+        (own / name / "README.md").write_text(f"# {name}\n\nWrites {name}.\n")
+        (own / name / "job.yaml").write_text("prompt: {template_file: text.j2}\n")
+    folder = f"--config-dir={tmp_path / 'mine'}"
+    assert command("mode=jobs", folder) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        f"letters  Writes letters.  ({own / 'letters'})",
+        f"poems    Writes poems.  ({own / 'poems'})",
+        "reviews  Labels reviews of films.",
+    ]
+    # The user's own folder wins over a shipped one of the same name.
+    for name in ("letters", "poems"):
+        assert command(f"job={name}", folder) == 0
+        assert recorder.configs[-1].prompt.template_file == str(own / name / "text.j2")
+        assert recorder.configs[-1].sampling.max_tokens == 256
+    assert command("job=poem", folder) == 2
+    assert "Did you mean poems?" in capsys.readouterr().err
+
+
+def test_every_long_text_has_a_key_for_a_file():
+    long = {"prompt.template", "prompt.system", "sampling.stop", "sampling.score_choices",
+            "structured.choice", "structured.regex", "structured.json"}  # fmt: skip
+    assert {f"{name}_file" for name in long} <= set(declared_keys())

@@ -23,11 +23,11 @@ def test_every_preset_holds_declared_keys_only():
 
 
 def test_every_job_folder_can_be_read_and_says_what_it_does():
-    names = available_jobs(jobs_dir())
+    names = available_jobs([jobs_dir()])
     for name in names:
         read_job(jobs_dir() / name / JOB_FILE, name)
     if names:
-        assert all(len(line.split()) > 2 for line in list_jobs(jobs_dir()).splitlines())
+        assert all(len(line.split()) > 2 for line in list_jobs([jobs_dir()]).splitlines())
 
 
 @pytest.fixture

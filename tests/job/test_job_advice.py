@@ -45,3 +45,19 @@ def test_without_an_early_column_a_cache_or_a_template_there_is_no_line(
     assert job("mode=plan", *arguments) == 0
     assert job.json("_plan.json")["advice"] is None
     assert "differs at token" not in capsys.readouterr().out
+
+
+def test_the_plan_counts_what_normalisation_changed_and_a_changed_rule_is_another_job(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = "Answer: yes \t" * 9 + "\n"
+    job.write([{"id": n, "frame": frame, "text": f"a {n} "} for n in range(4)])
+    template = 'prompt.template="{{ frame }} \\n{{ text }}"'
+    rule = "prompt.normalize.trailing_space=true"
+    arguments = [template, rule, "prompt.normalize.columns=[frame]", "prompt.format=plain"]
+    assert job("mode=plan", *arguments) == 0
+    assert job.json("_plan.json")["normalized"] == {"trailing_space": {"parts": 1, "rows": 4}}
+    assert "trailing_space 1 texts of the job, 4 rows" in capsys.readouterr().out
+    assert job(*arguments) == 0
+    assert job(*arguments[:1], *arguments[3:]) == 2
+    assert "normalize.trailing_space" in capsys.readouterr().err

@@ -11,7 +11,8 @@ from batchgen.prompts import heads
 from batchgen.prompts.encoder import PromptEncoder
 from batchgen.prompts.heads import can_be_cut, head_length
 from batchgen.prompts.limits import Limits
-from batchgen.prompts.render import Chat, Source, Text
+from batchgen.prompts.render import Chat, Text
+from batchgen.prompts.source import Source
 from tests.tiny_tokenizers import make
 
 LIMITS = Limits(max_model_len=10_000, vocab_size=100_000)

@@ -7,7 +7,8 @@ import pytest
 from batchgen.prompts.limits import Limits
 from batchgen.prompts.plan import make_plan
 from batchgen.prompts.preview import preview
-from batchgen.prompts.render import PromptSpec, Renderer
+from batchgen.prompts.render import Renderer
+from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.store import PromptStore
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.sampling import SamplingParams
@@ -158,6 +159,8 @@ def test_the_plan_as_json_has_the_contracts_keys_and_plain_values(store_of):
             "remainder": 2,
             "tokens_saved": 10,
             "tokens_lost": 2,
+            "text": None,
+            "remedy": {"block_sizes": [5, 10], "shorten_by": 2, "lengthen_by": 2},
         }
     ]
 

@@ -4,7 +4,8 @@ import pyarrow as pa
 import pytest
 
 from batchgen.errors import RowError, RowErrorType, UsageError
-from batchgen.prompts.render import Chat, PromptSpec, Renderer, Source, Text, TokenIds
+from batchgen.prompts.render import Chat, Renderer, Text, TokenIds
+from batchgen.prompts.source import PromptSpec, Source
 
 TEXT = pa.schema([("prompt", pa.string())])
 ALL = pa.schema(

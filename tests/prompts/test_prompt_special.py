@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.prompts.limits import Limits
-from batchgen.prompts.render import PromptSpec, Renderer
+from batchgen.prompts.render import Renderer
+from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.special import ContentGuard
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.prompts.tokenizer import render_chat

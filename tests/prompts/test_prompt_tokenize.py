@@ -8,7 +8,8 @@ from tokenizers import normalizers
 
 from batchgen.errors import RowErrorType
 from batchgen.prompts.limits import Limits, TextBound
-from batchgen.prompts.render import PromptSpec, Renderer
+from batchgen.prompts.render import Renderer
+from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.store import store_schema
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.sampling import SamplingParams

@@ -4,7 +4,8 @@ import pyarrow as pa
 import pytest
 from transformers import AutoTokenizer
 
-from batchgen.prompts.render import PromptSpec, Renderer
+from batchgen.prompts.render import Renderer
+from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.tokenizer import render_chat
 from tests.realdata import ROOT
 

@@ -1,0 +1,222 @@
+"""What ``mode=plan`` tells beyond the plan that every run makes: memory, time, alternatives."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from batchgen.config import Config, FieldOrder
+from batchgen.job.field_orders import FieldOrderCost
+from batchgen.job.inputs import JobInputs
+from batchgen.job.load import LoadedEngine
+from batchgen.job.planning import JobPlan
+from batchgen.job.speeds import Setting, Speed, SpeedBook, Work, digest, estimate
+from batchgen.prompts.outlook.edges import MergedEnd, find_merged_end
+from batchgen.prompts.outlook.rows import failing_rows, repeated_rows
+from batchgen.runtime.memory import Ledger
+from batchgen.runtime.model import resolve_device
+from batchgen.runtime.threads import use_threads
+
+_REPEATED_SHOWN = 5
+_EDGE_ROWS = 64
+
+
+def outlook(
+    config: Config,
+    inputs: JobInputs,
+    planned: JobPlan,
+    ledger: Ledger | None,
+    dtype: torch.dtype,
+    field_orders: Sequence[FieldOrderCost],
+) -> dict[str, Any]:
+    """Collect what goes into ``_plan.json`` beside the plan's own figures.
+
+    Args:
+        ledger: the memory's arithmetic; None where only a loaded model can say it.
+        dtype: of weights and KV.
+        field_orders: the job with its fields in other orders.
+    """
+    plan, store = planned.plan, planned.store
+    memory = None if ledger is None else _memory(config, planned, ledger)
+    rows = plan.requests if memory is None else memory["rows_at_once"]
+    speeds = SpeedBook().of(job_setting(config, inputs, dtype))
+    told = estimate(_work(config, inputs, planned, rows), speeds)
+    end = _merged_end(inputs, planned)
+    pool_tokens = None if ledger is None else ledger.pool_tokens
+    return {
+        "memory": memory,
+        "time": None if told is None else asdict(told),
+        "alternatives": _alternatives(config, inputs, planned, speeds, rows, field_orders),
+        "field_orders": _field_orders(config, planned, field_orders),
+        "failing": [each.to_json(store) for each in failing_rows(store, pool_tokens=pool_tokens)],
+        "repeated": repeated_rows(plan.duplicates, store, inputs.tokenizer, _REPEATED_SHOWN),
+        "merged_end": end and end.to_json(),
+        "notes": [end.describe()] if end is not None else [],
+    }
+
+
+def job_setting(config: Config, inputs: JobInputs, dtype: torch.dtype) -> Setting:
+    """Name what the job's speed depends on."""
+    device = resolve_device(config.model.device)
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return Setting.of(
+        inputs.model_config,
+        device=device.type,
+        gpu=gpu,
+        threads=use_threads(config.engine.threads),
+        dtype=str(dtype).removeprefix("torch."),
+        attention=config.engine.attention.value,
+    )
+
+
+def job_digest(config: Config, inputs: JobInputs) -> str:
+    """Name what the length of the job's outputs depends on, its rows aside."""
+    return digest([asdict(config.prompt), asdict(inputs.sampling)])
+
+
+def remember_speed(
+    config: Config, inputs: JobInputs, loaded: LoadedEngine, generate_s: float, allowed: int
+) -> None:
+    """Store how fast a run was.
+
+    Args:
+        loaded: the engine that has run.
+        generate_s: its generate phase.
+        allowed: tokens that the run's requests could have generated.
+    """
+    stats, counters = loaded.engine.stats, loaded.engine.scheduler.counters
+    speed = Speed(
+        job=job_digest(config, inputs),
+        prefill_tokens=counters.prefill_tokens,
+        prefill_s=stats.prefill_s,
+        decode_tokens=counters.decode_tokens,
+        decode_s=stats.decode_s,
+        overhead_s=max(0.0, generate_s - stats.prefill_s - stats.decode_s),
+        rows=stats.row_steps / max(1, stats.steps),
+        output_share=min(1.0, counters.sampled_tokens / allowed) if allowed else 1.0,
+    )
+    SpeedBook().add(job_setting(config, inputs, loaded.dtype), speed)
+
+
+def _memory(config: Config, planned: JobPlan, ledger: Ledger) -> dict[str, Any]:
+    """Give what the pool holds and what the job would like it to hold."""
+    plan = planned.plan
+    size = ledger.block_size
+    shared = plan.longest_shared_tokens // size if config.pool.prefix_caching else 0
+    own_tokens = plan.own_tokens_p95 if config.pool.prefix_caching else plan.request_tokens_p95
+    # A row's own part begins inside a block.
+    own = -(-(own_tokens + size - 1) // size) if own_tokens else 1
+    fitting = max(0, (ledger.num_blocks - shared) // own)
+    most = min(config.engine.max_num_seqs, max(1, plan.requests))
+    needed = shared + most * own
+    return {
+        "kv_bytes_per_token": ledger.bytes_per_token,
+        "block_size": size,
+        "num_blocks": ledger.num_blocks,
+        "pool_bytes": ledger.pool_bytes,
+        "rows_at_once_unshared": {
+            "p50": ledger.concurrency(max(1, plan.request_tokens_p50)),
+            "p95": ledger.concurrency(max(1, plan.request_tokens_p95)),
+        },
+        "rows_at_once": min(most, fitting),
+        "rows_wanted": most,
+        "blocks_wanted": needed,
+        "bytes_wanted": needed * ledger.bytes_per_block,
+        "bytes_of_all_prefixes": plan.prefill_tokens_floor * ledger.bytes_per_token,
+    }
+
+
+def _work(
+    config: Config, inputs: JobInputs, planned: JobPlan, rows: int, prefill: int | None = None
+) -> Work:
+    plan, sampling = planned.plan, inputs.sampling
+    most = plan.max_output_tokens
+    each = sampling.max_tokens if sampling.ignore_eos else max(1, sampling.min_tokens)
+    return Work(
+        job=job_digest(config, inputs),
+        prefill_tokens=plan.expected_prefill_tokens if prefill is None else prefill,
+        requests=plan.requests,
+        least_output_tokens=min(most, each * plan.requests),
+        most_output_tokens=most,
+        rows=rows,
+    )
+
+
+def _alternatives(
+    config: Config,
+    inputs: JobInputs,
+    planned: JobPlan,
+    speeds: list[Speed],
+    rows: int,
+    field_orders: Sequence[FieldOrderCost],
+) -> list[dict[str, Any]]:
+    """Give the prefill of other ways to run the job: at least, at most, and in seconds."""
+    plan = planned.plan
+    floor, whole = plan.prefill_tokens_floor, plan.request_tokens
+    caching, order = config.pool.prefix_caching, config.schedule.order.value
+    ways: list[tuple[str, int, int]] = [
+        ("as planned", plan.expected_prefill_tokens, plan.expected_prefill_tokens)
+    ]
+    if caching:
+        ways.append(("pool.prefix_caching=false", whole, whole))
+    else:
+        ways.append(("pool.prefix_caching=true", floor, floor))
+    if order == "prefix" and plan.input_order_tokens is not None:
+        ways.append(("schedule.order=input", floor, plan.input_order_tokens))
+    elif order != "prefix":
+        ways.append(("schedule.order=prefix", floor, floor))
+    if plan.advice is not None:
+        saved = max(0, floor - plan.advice.saved_tokens_per_row * plan.requests)
+        columns = ", ".join(plan.advice.columns)
+        ways.append((f"template with {columns} at its end", saved, saved))
+    if caching:
+        ways += [
+            (f"prompt.field_order={each.field_order}", each.prefill_tokens, each.prefill_tokens)
+            for each in field_orders
+        ]
+    return [
+        {"change": name, "prefill_tokens_low": low, "prefill_tokens_high": high}
+        | _prefill_seconds(config, inputs, planned, speeds, rows, low, high)
+        for name, low, high in ways
+    ]
+
+
+def _prefill_seconds(
+    config: Config,
+    inputs: JobInputs,
+    planned: JobPlan,
+    speeds: list[Speed],
+    rows: int,
+    low: int,
+    high: int,
+) -> dict[str, float | None]:
+    least, most = (
+        estimate(_work(config, inputs, planned, rows, tokens), speeds) for tokens in (low, high)
+    )
+    return {
+        "prefill_s_low": None if least is None else least.prefill_low_s,
+        "prefill_s_high": None if most is None else most.prefill_high_s,
+    }
+
+
+def _field_orders(
+    config: Config, planned: JobPlan, others: Sequence[FieldOrderCost]
+) -> list[dict[str, Any]]:
+    """Give what every order shares, the job's own among them; nothing where it lists none."""
+    if not others:
+        return []
+    own = FieldOrderCost.of(config.prompt.field_order, planned.plan)
+    costs = {each.field_order: each for each in (own, *others)}
+    return [asdict(costs[order.value]) for order in FieldOrder]
+
+
+def _merged_end(inputs: JobInputs, planned: JobPlan) -> MergedEnd | None:
+    """Look whether the template's beginning ends inside a token, in the first rows."""
+    head = inputs.renderer.shared_head(inputs.tokenizer)
+    if not head:
+        return None
+    store = planned.store
+    rows = [store.ids(row) for row in store.good_rows[:_EDGE_ROWS].tolist()]
+    is_chat = inputs.renderer.format == "chat"
+    return find_merged_end(head, rows, inputs.tokenizer, is_chat=is_chat)

@@ -1,0 +1,1 @@
+"""The order in which a template's ``fields`` list a table's columns."""
