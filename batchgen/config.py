@@ -168,7 +168,8 @@ class InputConfig:
     """Where the rows come from."""
 
     path: str = field(
-        default=MISSING, metadata={"help": "a Parquet file, a directory of them, or a glob"}
+        default=MISSING,
+        metadata={"help": "a Parquet file, a directory of them, or a glob; local or s3://"},
     )
     id_column: str | None = field(
         default=None,

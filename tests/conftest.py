@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,28 @@ def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*command, str(ROOT)], check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Any]:
+    """An S3 API on loopback; see ``s3``."""
+    from tests.s3_server import serve_s3
+
+    with serve_s3() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The server with an empty bucket, and the credentials for it in the environment."""
+    from tests.s3_server import ENVIRONMENT
+
+    s3_server.clear()
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    return s3_server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

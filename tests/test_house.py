@@ -8,10 +8,11 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "batchgen"
 
 # The slab that every room stands on.
-SLAB = {"errors", "sampling"}
+SLAB = {"errors", "sampling", "s3_uri"}
 ALLOWED = {
     "errors": set(),
     "sampling": set(),
+    "s3_uri": {"errors"},
     "config": SLAB,
     "data": SLAB,
     "prompts": SLAB,

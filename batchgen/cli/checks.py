@@ -29,6 +29,7 @@ from batchgen.config import (
     UnicodeForm,
 )
 from batchgen.errors import UsageError
+from batchgen.s3_uri import is_s3
 
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
@@ -72,7 +73,8 @@ def _model(model: ModelConfig) -> Iterator[str]:
 
 
 def _input(source: InputConfig) -> Iterator[str]:
-    if not glob.has_magic(source.path) and not Path(source.path).exists():
+    is_asked_later = is_s3(source.path) or glob.has_magic(source.path)
+    if not is_asked_later and not Path(source.path).exists():
         yield f"input.path={source.path} does not exist. Name a file, a directory or a glob."
     if source.id_column == "":
         yield "input.id_column is empty. Name a column, or leave it out."
@@ -258,6 +260,8 @@ def _output(config: Config) -> Iterator[str]:
 
 def _reads(source: str, output: str) -> bool:
     """Whether the input takes in files of the output directory, or lies in it."""
+    if is_s3(source):
+        return False
     target = Path(output).resolve()
     if Path(source).exists():
         found = Path(source).resolve()

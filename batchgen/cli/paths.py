@@ -8,6 +8,7 @@ from pathlib import Path
 
 from batchgen.config import Config
 from batchgen.errors import UsageError
+from batchgen.s3_uri import S3Uri, is_s3
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
@@ -91,6 +92,8 @@ def _model(key: str, name: str) -> str:
 
 
 def _input(path: str) -> str:
+    if is_s3(path):
+        return str(S3Uri.parse("input.path", path))
     _refuse_uri("input.path", path)
     expanded = expand(path)
     if expanded.exists() or not glob.has_magic(path):
@@ -109,5 +112,10 @@ def _file(path: str | None) -> str | None:
 
 
 def _refuse_uri(key: str, path: str) -> None:
-    if "://" in path:
-        raise UsageError(f"{key}={path} is a URI. Only local paths can be used: copy it first.")
+    scheme, mark, _ = path.partition("://")
+    if mark:
+        # What follows may hold a password, so it is not repeated.
+        raise UsageError(
+            f"{key}={scheme}://... is a URI of a kind that cannot be used. Name a local path"
+            f"{' or s3://BUCKET/PREFIX' if key == 'input.path' else ''}."
+        )

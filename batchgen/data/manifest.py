@@ -1,6 +1,5 @@
 """What a run was made of, stored beside its output, and held against the next run."""
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +15,6 @@ from batchgen.errors import UsageError
 SCHEMA_VERSION = 1
 ABSENT = "(absent)"
 
-_CHUNK_BYTES = 64 << 10
-_WHOLE_FILE_BYTES = 64 << 20
-_SAMPLED_CHUNKS = 256
 _SHOWN_DIFFERENCES = 10
 _SHOWN_CHARACTERS = 80
 # Of two long texts, what stands before their first difference.
@@ -133,26 +129,6 @@ def read_fingerprint(path: Path) -> Fingerprint | None:
     """
     content = read_manifest(path)
     return None if content is None else dict(content["fingerprint"])
-
-
-def file_digest(path: Path) -> str:
-    """Give a digest of a file's content that is quick for model weights.
-
-    Up to 64 MiB the whole file counts. Beyond that it is the size and 256 chunks of
-    64 KiB, evenly spaced, the first and the last among them: training moves all weights,
-    so another checkpoint shows in any of them.
-    """
-    size = path.stat().st_size
-    digest = hashlib.blake2b(str(size).encode(), digest_size=16)
-    with path.open("rb") as file:
-        if size <= _WHOLE_FILE_BYTES:
-            for chunk in iter(lambda: file.read(1 << 20), b""):
-                digest.update(chunk)
-        else:
-            for index in range(_SAMPLED_CHUNKS):
-                file.seek((size - _CHUNK_BYTES) * index // (_SAMPLED_CHUNKS - 1))
-                digest.update(file.read(_CHUNK_BYTES))
-    return digest.hexdigest()
 
 
 def _as_json(value: Any) -> Any:

@@ -7,11 +7,11 @@ from difflib import get_close_matches
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from batchgen.data import failpoints
 from batchgen.data.ids import IdCheck
 from batchgen.data.source import InputFile, InputSource
+from batchgen.data.stores.store import parquet_file
 from batchgen.data.types import conform, is_text, replace_invalid_text
 from batchgen.errors import UsageError
 
@@ -300,7 +300,8 @@ def _iter_batches(
         UsageError: the file changed or is damaged behind its footer.
     """
     try:
-        with pq.ParquetFile(file.path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False) as parquet:
+        options = {"buffer_size": _READ_BUFFER_BYTES, "pre_buffer": False}
+        with parquet_file(file.path, **options) as (parquet, _):
             groups = None if row_group is None else [row_group]
             for batch in parquet.iter_batches(batch_rows, columns=columns, row_groups=groups):
                 failpoints.reached("input.batch")
@@ -334,7 +335,7 @@ def _row_group_sizes(file: InputFile) -> list[int]:
         UsageError: the file is not what it was when it was found.
     """
     try:
-        with pq.ParquetFile(file.path) as parquet:
+        with parquet_file(file.path) as (parquet, _):
             metadata = parquet.metadata
             return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     except (pa.ArrowException, OSError) as error:

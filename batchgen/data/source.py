@@ -1,19 +1,18 @@
 """Finding the input files and checking them all before anything else is loaded."""
 
-import glob
 import logging
-import os
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.data import failpoints
+from batchgen.data.find import find_files
+from batchgen.data.stores.store import Place, parquet_file, store_of
 from batchgen.data.types import common_type, normalize_type, without_views
 from batchgen.errors import UsageError
 
@@ -31,10 +30,10 @@ class InputFile:
         name: its path relative to ``input.path``, with forward slashes.
         num_rows: rows in it, from its footer.
         first_row_index: global position of its first row.
-        size_bytes: size on disk.
+        size_bytes: size of the file.
     """
 
-    path: Path
+    path: Place
     name: str
     num_rows: int
     first_row_index: int
@@ -78,11 +77,15 @@ class InputSource:
         return file, row_index - file.first_row_index
 
     def identity(self) -> list[dict[str, str | int]]:
-        """Give what tells this input from another without reading its rows."""
-        return [
-            {"name": file.name, "size_bytes": file.size_bytes, "rows": file.num_rows}
-            for file in self.files
-        ]
+        """Give what tells this input from another without reading its rows.
+
+        An edit may leave a file's size as it was, so a digest of the content is part of it;
+        on object storage it is the ETag.
+
+        Raises:
+            UsageError: a file can no longer be read.
+        """
+        return [_identity(file) for file in self.files]
 
 
 def discover(path: str) -> InputSource:
@@ -93,25 +96,32 @@ def discover(path: str) -> InputSource:
     grows with the number of files, not of rows.
 
     Args:
-        path: a file, a directory, or a glob (``**`` goes through directories).
+        path: a file, a directory, or a glob (``**`` goes through directories), on a local
+            file system or as ``s3://bucket/...``.
 
     Raises:
         UsageError: nothing found; a file that is not Parquet or is cut short; a file in
             which two columns have the same name. The message names the file.
     """
-    found = sorted(_find(path), key=lambda item: natural_key(item[1]))
-    if not found:
-        raise UsageError(_nothing_found(path))
+    found = sorted(find_files(path), key=lambda item: natural_key(item[1]))
     files: list[InputFile] = []
     columns = _Columns()
     first_row_index = 0
     for file_path, name in found:
-        schema, num_rows = _read_footer(file_path)
+        schema, num_rows, size_bytes = _read_footer(file_path)
         columns.add(schema, name)
-        size_bytes = file_path.stat().st_size
         files.append(InputFile(file_path, name, num_rows, first_row_index, size_bytes))
         first_row_index += num_rows
     return InputSource(path, tuple(files), columns.schema(), columns.originals(), columns.conflicts)
+
+
+def _identity(file: InputFile) -> dict[str, str | int]:
+    try:
+        digest = store_of(file.path).digest(file.path)
+    except OSError as error:
+        raise UsageError(f"input.path: {file.path} cannot be read: {error}") from error
+    sizes = {"size_bytes": file.size_bytes, "rows": file.num_rows}
+    return {"name": file.name, **sizes, "digest": digest}
 
 
 def natural_key(name: str) -> tuple[list[list[str | int]], str]:
@@ -125,73 +135,15 @@ def _numbers_as_numbers(text: str) -> list[str | int]:
     return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)]
 
 
-def _find(path: str) -> Iterator[tuple[Path, str]]:
-    """Yield (path, relative name) of the files that ``path`` stands for."""
-    root = Path(path)
-    if root.is_file():
-        yield root, root.name
-    elif root.is_dir():
-        yield from _walk(root)
-    elif glob.has_magic(path):
-        base = _glob_base(path)
-        # Path.glob takes no absolute pattern.
-        for match in glob.iglob(path, recursive=True):  # noqa: PTH207
-            name = Path(os.path.relpath(match, base)).as_posix()
-            if _is_data_name(name) and Path(match).is_file():
-                yield Path(match), name
-
-
-def _walk(root: Path) -> Iterator[tuple[Path, str]]:
-    # Data sets are often assembled from links to directories; a link to a directory above
-    # itself would never end, so each real directory is entered once.
-    seen: set[str] = set()
-    for directory, subdirectories, names in os.walk(root, followlinks=True):
-        real = os.path.realpath(directory)
-        if real in seen:
-            subdirectories.clear()
-            continue
-        seen.add(real)
-        subdirectories[:] = [name for name in subdirectories if not name.startswith(("_", "."))]
-        for name in names:
-            file_path = Path(directory, name)
-            if _is_data_name(name) and file_path.is_file():
-                yield file_path, file_path.relative_to(root).as_posix()
-
-
-def _glob_base(pattern: str) -> str:
-    """Give the leading directories of a glob that hold no wildcard."""
-    parts = Path(pattern).parts
-    fixed = next(index for index, part in enumerate(parts) if glob.has_magic(part))
-    return str(Path(*parts[:fixed])) if fixed else "."
-
-
-def _is_data_name(name: str) -> bool:
-    parts = name.split("/")
-    return name.endswith(".parquet") and not any(
-        part.startswith(("_", ".")) for part in parts if part != ".."
-    )
-
-
-def _nothing_found(path: str) -> str:
-    root = Path(path)
-    if root.is_dir():
-        what = "has no *.parquet file below it (names beginning with _ or . are skipped)"
-    elif glob.has_magic(path):
-        what = "matches no *.parquet file (names beginning with _ or . are skipped)"
-    else:
-        what = "does not exist"
-    return f"input.path={path} {what}; give a Parquet file, a directory of them, or a glob"
-
-
-def _read_footer(path: Path) -> tuple[pa.Schema, int]:
-    """Give a file's schema and row count.
+def _read_footer(path: Place) -> tuple[pa.Schema, int, int]:
+    """Give a file's schema, row count and size in bytes.
 
     Raises:
         UsageError: the file cannot be read as Parquet, or has two columns of one name.
     """
     try:
         failpoints.reached("input.footer")
-        with pq.ParquetFile(path) as file:
+        with parquet_file(path) as (file, size_bytes):
             schema, metadata = file.schema_arrow, file.metadata
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -207,10 +159,10 @@ def _read_footer(path: Path) -> tuple[pa.Schema, int]:
             "rename them so that each name stands once"
         )
     _warn_of_giant_row_groups(path, metadata)
-    return schema, metadata.num_rows
+    return schema, metadata.num_rows, size_bytes
 
 
-def _warn_of_giant_row_groups(path: Path, metadata: pq.FileMetaData) -> None:
+def _warn_of_giant_row_groups(path: Place, metadata: pq.FileMetaData) -> None:
     largest = max(
         (metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)), default=0
     )

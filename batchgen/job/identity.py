@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from batchgen.config import Config
-from batchgen.data.manifest import Fingerprint, file_digest
+from batchgen.data.digest import file_digest
+from batchgen.data.manifest import Fingerprint
 from batchgen.job.inputs import JobInputs, prompt_spec
 
 # What transformers reads from a model's directory; other files there change nothing.
@@ -70,9 +71,8 @@ def _model_files(path: str, revision: str | None, model_config: Any) -> dict[str
 
 
 def _input_files(inputs: JobInputs) -> dict[str, Any]:
-    """Give the input's files in their order; an edit may leave a file's size as it was."""
-    files = zip(inputs.source.files, inputs.source.identity(), strict=True)
-    return {file.name: {**identity, "digest": file_digest(file.path)} for file, identity in files}
+    """Give the input's files in their order."""
+    return {str(each["name"]): each for each in inputs.source.identity()}
 
 
 def _tokenizer_files(config: Config) -> dict[str, Any] | None:

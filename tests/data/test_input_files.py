@@ -142,10 +142,13 @@ def test_f05_files_without_rows_or_row_groups_are_fine(tmp_path: Path) -> None:
     assert found.locate(0)[0].name == "one.parquet"
 
 
-def test_the_identity_tells_names_sizes_and_rows(tmp_path: Path) -> None:
+def test_the_identity_tells_names_sizes_rows_and_content(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", id=[1, 2])
-    size = path.stat().st_size
-    assert discover(str(path)).identity() == [{"name": "a.parquet", "size_bytes": size, "rows": 2}]
+    (identity,) = discover(str(path)).identity()
+    digest = identity.pop("digest")
+    assert identity == {"name": "a.parquet", "size_bytes": path.stat().st_size, "rows": 2}
+    write(tmp_path / "a.parquet", id=[1, 3])
+    assert discover(str(path)).identity()[0]["digest"] != digest
 
 
 def test_a_giant_row_group_is_warned_of(

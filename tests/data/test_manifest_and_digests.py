@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from batchgen.data import manifest as manifest_module
+from batchgen.data import digest as digest_module
+from batchgen.data.digest import file_digest
 from batchgen.data.manifest import (
     ABSENT,
     Difference,
     compare,
-    file_digest,
     read_fingerprint,
     refuse_mismatch,
     write_manifest,
@@ -94,8 +94,8 @@ def test_any_byte_of_a_small_file_counts(tmp_path: Path) -> None:
 def test_h06_head_tail_middle_and_size_of_a_large_file_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest_module, "_WHOLE_FILE_BYTES", 1000)
-    monkeypatch.setattr(manifest_module, "_CHUNK_BYTES", 16)
+    monkeypatch.setattr(digest_module, "_WHOLE_FILE_BYTES", 1000)
+    monkeypatch.setattr(digest_module, "_CHUNK_BYTES", 16)
     path = tmp_path / "f"
     content = bytes(100_000)
 
