@@ -53,6 +53,17 @@ class Attention(StrEnum):
     auto = "auto"
     torch = "torch"
     native = "native"
+    triton = "triton"
+
+
+class KVDtype(StrEnum):
+    """In which numbers the pool keeps keys and values."""
+
+    auto = "auto"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    fp8_e4m3 = "fp8_e4m3"
 
 
 class SharedPrefixAttention(StrEnum):
@@ -407,6 +418,10 @@ class PoolConfig:
         default=None, metadata={"help": "blocks for swapping; wins over swap_gib; 0 is none"}
     )
     prefix_caching: bool = field(default=True, metadata={"help": "compute shared prefixes once"})
+    kv_dtype: KVDtype = field(
+        default=KVDtype.auto,
+        metadata={"help": "dtype of KV (auto: the model's; smaller: outputs drift)"},
+    )
 
 
 @dataclass
@@ -436,6 +451,10 @@ class EngineConfig:
     admission: Admission = field(
         default=Admission.auto,
         metadata={"help": "how much memory a row must find before it starts"},
+    )
+    deterministic: bool = field(
+        default=False,
+        metadata={"help": "a row's logits depend on no other row; slower (docs/kernels.md)"},
     )
     stall_s: float | None = field(
         default=1800.0,

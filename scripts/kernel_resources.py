@@ -5,7 +5,8 @@
 
 A variant is a kernel at the shapes, dtypes and options of a model family, with the tile that the
 table gives for the target. Spilled bytes are local memory that a thread needs beyond its
-registers.
+registers. What was compiled before is taken from Triton's cache, which knows a kernel by its
+source, options, target and compiler.
 """
 
 import argparse
@@ -15,7 +16,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,13 +29,19 @@ from triton.runtime.jit import create_function_from_signature
 
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.kernels.triton.attention import prepare_attend
-from batchgen.kernels.triton.batch import PagedRows, Parts, SharedSegments, new_parts
+from batchgen.kernels.triton.batch import (
+    PagedRows,
+    Parts,
+    SharedSegments,
+    new_carry,
+    new_parts,
+)
 from batchgen.kernels.triton.copy_blocks import BlockCopier
 from batchgen.kernels.triton.join import prepare_join
 from batchgen.kernels.triton.launch import Launch
 from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.store_kv import prepare_store_kv
-from batchgen.kernels.triton.tiles import attention_tile
+from batchgen.kernels.triton.tiles import MANY_QUERIES, attention_tile
 
 CAPABILITIES = (80, 90, 100)
 _ROWS = 64
@@ -117,7 +123,6 @@ class Resources:
     registers: int
     shared_bytes: int
     spilled_bytes: int
-    compile_s: float
 
 
 def _attend(family: Family, max_query_len: int, splits: int, is_shared: bool) -> Prepare:
@@ -147,6 +152,31 @@ def _attend(family: Family, max_query_len: int, splits: int, is_shared: bool) ->
     return prepare
 
 
+def _attend_in_order(family: Family, is_shared: bool) -> Prepare:
+    """Attention with engine.deterministic: to what rows share, or to their own keys behind it."""
+
+    def prepare(capability: int) -> Launch:
+        counts = torch.empty(_ROWS, dtype=torch.int32)
+        starts = torch.empty(_ROWS + 1, dtype=torch.int32)
+        query = family.new(family.heads, _ROWS)
+        ranges: PagedRows | SharedSegments = PagedRows(starts, counts, 512, counts)
+        if is_shared:
+            ranges = SharedSegments(
+                starts, counts, counts, counts, counts, counts[:, None], _ROWS, 512
+            )
+        group = family.heads // family.kv_heads
+        tile = attention_tile(capability, family.dtype, family.size, group, MANY_QUERIES)
+        options = family.options
+        return prepare_attend(
+            query, family.pool(), family.pool(), torch.empty(_ROWS, 128, dtype=torch.int32),
+            ranges, AttentionOptions(0.1, None, options.softcap, options.sinks),
+            torch.empty_like(query)[None], None, family.scales, tile,
+            fixed_order=True, carry=new_carry(query, family.size),
+        )  # fmt: skip
+
+    return prepare
+
+
 def _store(family: Family) -> Prepare:
     new = family.new(family.kv_heads, 256)
     slots = torch.empty(256, dtype=torch.int64)
@@ -165,7 +195,7 @@ def _join(family: Family, splits: int, levels: int) -> Prepare:
 def _move(family: Family, mode: str) -> Prepare:
     blocks = torch.empty(8, dtype=torch.int64)
     copier = BlockCopier([family.pool(), family.pool()])
-    staging = copier.new_staging(8)
+    staging = torch.empty(8, copier.staging_bytes, dtype=torch.uint8)
     arguments = {
         "copy": (blocks, blocks, None),
         "gather": (blocks, None, staging),
@@ -182,6 +212,8 @@ def variants() -> Iterator[Variant]:
         yield Variant(f"{name} decode, split", _attend(family, 1, 8, False), least)
         yield Variant(f"{name} prefill", _attend(family, 512, 1, False), least)
         yield Variant(f"{name} shared prefix", _attend(family, 512, 4, True), least)
+        yield Variant(f"{name} fixed order", _attend_in_order(family, False), least)
+        yield Variant(f"{name} fixed order, shared", _attend_in_order(family, True), least)
         yield Variant(f"{name} store", _store(family), least)
     llama = FAMILIES["llama-8b"]
     for splits, levels in ((8, 0), (1, 1), (4, 2)):
@@ -208,9 +240,7 @@ def compile_launch(launch: Launch, capability: int) -> CompiledKernel:
 def resources(variant: Variant, capability: int) -> Resources:
     """Compile a variant and read what the assembler made of it."""
     launch = variant.prepare(capability)
-    started = time.perf_counter()
     compiled = compile_launch(launch, capability)
-    compile_s = time.perf_counter() - started
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -221,7 +251,7 @@ def resources(variant: Variant, capability: int) -> Resources:
     registers, stack, local = map(int, found.groups())
     return Resources(
         variant.name, capability, launch.warps, launch.stages, registers,
-        compiled.metadata.shared, stack + local, round(compile_s, 2),
+        compiled.metadata.shared, stack + local,
     )  # fmt: skip
 
 
@@ -248,16 +278,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     chosen = parser.parse_args(arguments)
     assert os.environ.get("TRITON_INTERPRET", "0") == "0", "unset TRITON_INTERPRET"
-    # A compiler's cache of ours: nothing is left behind, and nothing old is shown.
-    with tempfile.TemporaryDirectory() as cache:
-        triton.knobs.cache.dir = cache
-        wanted = (
-            resources(variant, capability)
-            for variant in variants()
-            for capability in chosen.sm
-            if re.search(chosen.only, variant.name) and capability >= variant.least_capability
-        )
-        _show(wanted, chosen.json)
+    wanted = (
+        resources(variant, capability)
+        for variant in variants()
+        for capability in chosen.sm
+        if re.search(chosen.only, variant.name) and capability >= variant.least_capability
+    )
+    _show(wanted, chosen.json)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from batchgen.engine.request import FinishReason, Request
 from batchgen.engine.running import RunningRequests
 from batchgen.engine.step import IntArray, StepPlan
 from batchgen.engine.stopping import StopRules
-from batchgen.runtime.backends import AttentionName, choose_attention
+from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache, kv_bytes_per_token
 from batchgen.runtime.model import LoadedModel
@@ -66,9 +66,8 @@ class ModelMachine:
             device=loaded.model.device,
         )
         model = loaded.model
-        attention = choose_attention(
-            AttentionName.AUTO, loaded.layers, model.device, model.dtype, say=print
-        )
+        needs = AttentionNeeds(loaded.layers, model.device, model.dtype, model.dtype)
+        attention = choose_attention(AttentionName.AUTO, needs, say=print)
         return ModelExecutor(model, cache, attention)
 
 

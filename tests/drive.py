@@ -18,8 +18,9 @@ from batchgen.engine.scheduler import (
 from batchgen.engine.step import IntArray
 from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import PreemptionPolicy, SwapSpace
+from batchgen.kernels.triton.scales import KVScales
 from batchgen.runtime.attention import AttentionBackend
-from batchgen.runtime.backends import AttentionName, choose_attention
+from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import LoadedModel
@@ -104,27 +105,36 @@ def make_attention(
     """The attention that a job would get; it must not have to do without a compiler."""
     notes: list[str] = []
     model = loaded.model
-    backend = choose_attention(
-        name, loaded.layers, model.device, model.dtype, say=notes.append, **given
+    needs = AttentionNeeds(
+        loaded.layers, model.device, model.dtype, **({"kv_dtype": model.dtype} | given)
     )
+    backend = choose_attention(name, needs, say=notes.append)
     assert not notes, notes
     return backend
 
 
 def make_engine(
-    loaded: LoadedModel, scheduler: Scheduler, attention: AttentionBackend | None = None
+    loaded: LoadedModel,
+    scheduler: Scheduler,
+    attention: AttentionBackend | None = None,
+    *,
+    kv_dtype: torch.dtype | None = None,
+    scales: list[KVScales] | None = None,
 ) -> Engine:
     """An engine over a loaded model whose unwritten and freed slots hold NaN."""
     manager = scheduler.blocks
+    attention = attention or make_attention(loaded)
     cache = KVCache(
         loaded.layers,
         manager.pool.num_blocks,
         manager.block_size,
         num_swap_blocks=scheduler.swap_space.num_blocks,
-        dtype=loaded.model.dtype,
+        dtype=kv_dtype or loaded.model.dtype,
         device=torch.device("cpu"),
+        uses_triton=attention.name == AttentionName.TRITON,
+        scales=scales,
     )
-    model_executor = ModelExecutor(loaded.model, cache, attention or make_attention(loaded))
+    model_executor = ModelExecutor(loaded.model, cache, attention)
     executor: Executor = CheckedExecutor(model_executor, scheduler)
     return Engine(scheduler, executor)
 

@@ -27,14 +27,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Batch:
-    """R rows of (context, queries), then ``padding`` tokens of no row.
+    """R rows of (context, queries), and perhaps tokens of no row behind them.
 
     ``keys`` and ``values`` are the rows' own, in order; the caches hold them by block.
     """
 
     shape: Shape
     rows: list[tuple[int, int]]
-    padding: int
     query: torch.Tensor
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
@@ -115,10 +114,13 @@ def make_batch(
             for at in range(first * size, context):
                 cache[blocks[at // size], at % size] = new[at]
     num_tokens = sum(n for _, n in rows) + padding
-    # Heads before tokens, as half of the model families have them.
-    query = _normal(rng, shape.heads, num_tokens, shape.key_size).to(shape.dtype).transpose(0, 1)
+    # Heads before tokens, as half of the model families have them, and elements apart.
+    query = torch.full((shape.heads, num_tokens, shape.key_size, 2), NAN, dtype=shape.dtype)
+    query[..., 1] = _normal(rng, shape.heads, num_tokens, shape.key_size)
     starts = np.cumsum([0] + [n for _, n in rows])
+    lengths = [context for context, _ in rows]
+    integer = (torch.int32, torch.int64)[int(rng.integers(2))]
     return Batch(
-        shape, rows, padding, query, keys, values, key_cache, value_cache, tables,
-        torch.from_numpy(starts), torch.tensor([context for context, _ in rows]),
+        shape, rows, query[..., 1].transpose(0, 1), keys, values, key_cache, value_cache,
+        tables.to(integer), torch.tensor(starts, dtype=integer), torch.tensor(lengths),
     )  # fmt: skip

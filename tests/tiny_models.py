@@ -115,8 +115,12 @@ def build(config: Any, seed: int = 0) -> tf.PreTrainedModel:
     return model
 
 
-def save(family: str, directory: Path, seed: int = 0) -> Path:
+def save(family: str, directory: Path, seed: int = 0, *, num_layers: int | None = None) -> Path:
     """Save a tiny model of a family where it can be loaded from."""
     config = (FAMILIES | REFUSED)[family]()
+    if num_layers is not None:
+        config.num_hidden_layers = num_layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:num_layers]
     build(config, seed).save_pretrained(directory)
     return directory

@@ -37,7 +37,11 @@ def fingerprint(config: Config, inputs: JobInputs, *, device: str, id_digest: st
             "device": device,
             "max_model_len": inputs.limits.max_model_len,
         },
-        "engine": {"attention": config.engine.attention.value},
+        "pool": {"kv_dtype": config.pool.kv_dtype.value},
+        "engine": {
+            "attention": config.engine.attention.value,
+            "deterministic": config.engine.deterministic,
+        },
         "prompt": {
             **spec,
             "shots": _digest(shots),

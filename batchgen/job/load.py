@@ -23,15 +23,18 @@ from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.errors import UsageError
 from batchgen.job.inputs import model_source
 from batchgen.runtime.attention import AttentionBackend
-from batchgen.runtime.backends import AttentionName, choose_attention
+from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
 from batchgen.runtime.debug import DebugExecutor
 from batchgen.runtime.executor import ModelExecutor
+from batchgen.runtime.fixed_rows import fix_row_counts
 from batchgen.runtime.kv_cache import (
     KVCache,
+    KVFormat,
     LayerGeometry,
     kv_bytes_per_token,
     window_of_all,
 )
+from batchgen.runtime.kv_dtype import KVDtype, drift_warning, measure_format, resolve_kv_dtype
 from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.memory import (
     GIB,
@@ -82,12 +85,15 @@ def load_job_model(config: Config) -> LoadedModel:
     # The phase is named already; a second bar would only break the log into pieces.
     disable_progress_bar()  # type: ignore[no-untyped-call]
     use_threads(config.engine.threads)
-    return load_model(
+    loaded = load_model(
         model_source(config),
         dtype=config.model.dtype,
         device=resolve_device(config.model.device),
         max_model_len=config.model.max_model_len,
     )
+    if config.engine.deterministic:
+        fix_row_counts(loaded.model)
+    return loaded
 
 
 def build_engine(
@@ -112,22 +118,30 @@ def build_engine(
     """
     device = loaded.model.device
     step_tokens = step_token_budget(config, device.type)
-    attention = choose_attention(
-        AttentionName(config.engine.attention.value),
+    kv_dtype = resolve_kv_dtype(KVDtype(config.pool.kv_dtype.value), loaded.model.dtype)
+    needs = AttentionNeeds(
         loaded.layers,
         device,
         loaded.model.dtype,
+        kv_dtype,
         SharedPrefix(config.engine.shared_prefix_attention.value),
-        say=say,
+        config.engine.deterministic,
     )
-    ledger = size_pool(config, loaded, attention, step_tokens)
+    attention = choose_attention(AttentionName(config.engine.attention.value), needs, say=say)
+    warning = drift_warning(kv_dtype, loaded.model.dtype)
+    if warning is not None:
+        say(warning)
+    kv_format = measure_format(loaded, kv_dtype)
+    ledger = size_pool(config, loaded, attention, step_tokens, kv_format)
     cache = KVCache(
         loaded.layers,
         ledger.num_blocks,
         config.pool.block_size,
         num_swap_blocks=ledger.num_swap_blocks,
-        dtype=loaded.model.dtype,
+        dtype=kv_format.dtype,
         device=device,
+        scales=kv_format.scales,
+        uses_triton=attention.name == AttentionName.TRITON,
     )
     model_executor = ModelExecutor(loaded.model, cache, attention)
     window = window_of_all(loaded.layers)
@@ -177,7 +191,11 @@ def preemption_policy(config: Config, ledger: Ledger) -> PreemptionPolicy:
 
 
 def size_pool(
-    config: Config, loaded: LoadedModel, attention: AttentionBackend, step_tokens: int
+    config: Config,
+    loaded: LoadedModel,
+    attention: AttentionBackend,
+    step_tokens: int,
+    kv_format: KVFormat,
 ) -> Ledger:
     """Count the blocks that memory holds.
 
@@ -185,7 +203,7 @@ def size_pool(
         UsageError: there is no room for a single block.
     """
     device, pool = loaded.model.device, config.pool
-    per_token = kv_bytes_per_token(loaded.layers, loaded.model.dtype)
+    per_token = kv_bytes_per_token(loaded.layers, kv_format.dtype)
     activations = 0
     if device.type == "cuda":
         activations = activation_bytes(
@@ -194,6 +212,7 @@ def size_pool(
             num_tokens=step_tokens,
             num_rows=config.engine.max_num_seqs,
             block_size=pool.block_size,
+            kv_format=kv_format,
         )
     num_blocks = pool.num_blocks
     if num_blocks is None:
@@ -218,12 +237,21 @@ def size_pool(
 def plan_ledger(config: Config, layers: list[LayerGeometry], dtype: torch.dtype) -> Ledger | None:
     """Make the ledger for ``mode=plan``, which loads no weights.
 
+    Args:
+        config: the job.
+        layers: shapes of the model's keys and values.
+        dtype: of the model.
+
     Returns:
         The ledger; None on a GPU without ``pool.num_blocks``, where only the loaded model
         can say what is left.
+
+    Raises:
+        UsageError: ``pool.kv_dtype`` saves nothing.
     """
     device = resolve_device(config.model.device)
-    per_token = kv_bytes_per_token(layers, dtype)
+    kv_dtype = resolve_kv_dtype(KVDtype(config.pool.kv_dtype.value), dtype)
+    per_token = kv_bytes_per_token(layers, kv_dtype)
     num_blocks = config.pool.num_blocks
     if num_blocks is None:
         if device.type == "cuda":

@@ -2,12 +2,18 @@
 
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from batchgen.engine.step import IntArray
+from batchgen.kernels.triton.scales import KVScales
+from batchgen.runtime.block_moves import BlockMoves, TorchBlockMoves, bytes_or_numbers
+
+# Blocks on their way to or from the host are copied this many bytes at a time.
+_MAX_STAGING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,28 @@ def kv_bytes_per_token(layers: list[LayerGeometry], dtype: torch.dtype) -> int:
     return sum(layer.bytes_per_token(dtype) for layer in layers)
 
 
+def is_fp8(dtype: torch.dtype) -> bool:
+    """Tell whether numbers take one byte, so that they need scales."""
+    return dtype.itemsize == 1
+
+
 def window_of_all(layers: list[LayerGeometry]) -> int | None:
     """Give the tokens that any layer still sees; None where a layer sees all."""
     windows = [layer.window for layer in layers]
     return None if None in windows else max(window or 0 for window in windows)
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """In which numbers a pool keeps keys and values.
+
+    Attributes:
+        dtype: of the numbers.
+        scales: of fp8 numbers, for each layer; None where they are kept as they are.
+    """
+
+    dtype: torch.dtype
+    scales: list[KVScales] | None = None
 
 
 class KVCache:
@@ -47,6 +71,9 @@ class KVCache:
     Attributes:
         keys: for each layer [num_blocks, block_size, Hkv, D].
         values: for each layer [num_blocks, block_size, Hkv, Dv].
+        moves: moves blocks of all layers.
+        scales: of an fp8 pool, for each layer; None where numbers are kept as they are.
+        swap_pool: [num_swap_blocks, moves.staging_bytes] uint8 on the host, a block in a row.
     """
 
     def __init__(
@@ -58,36 +85,54 @@ class KVCache:
         num_swap_blocks: int,
         dtype: torch.dtype,
         device: torch.device,
+        uses_triton: bool = False,
+        scales: list[KVScales] | None = None,
     ) -> None:
+        assert is_fp8(dtype) == (scales is not None)
         self.block_size = block_size
+        self.scales = scales
+        self._device = device
         self.keys, self.values = _allocate(layers, num_blocks, block_size, dtype, device)
+        self.moves = _block_moves([*self.keys, *self.values], uses_triton)
         # Pinned memory makes copies to and from a GPU run at the link's speed.
-        pin = device.type == "cuda" and num_swap_blocks > 0
-        self._swap_keys, self._swap_values = _allocate(
-            layers, num_swap_blocks, block_size, dtype, torch.device("cpu"), pin_memory=pin
+        self.swap_pool = torch.empty(
+            (num_swap_blocks, self.moves.staging_bytes),
+            dtype=torch.uint8,
+            pin_memory=device.type == "cuda" and num_swap_blocks > 0,
         )
 
     def swap_out(self, copies: IntArray) -> None:
         """Copy blocks to the CPU pool: [N, 2] of (pool block, CPU block)."""
-        self._copy(copies, self.keys, self._swap_keys)
-        self._copy(copies, self.values, self._swap_values)
+        for piece in self._pieces(copies):
+            blocks, rows = torch.from_numpy(piece).unbind(1)
+            staging = self.new_staging(len(piece))
+            self.moves.gather(blocks.to(self._device), staging)
+            self.swap_pool.index_copy_(0, rows, staging.to("cpu"))
 
     def swap_in(self, copies: IntArray) -> None:
         """Copy blocks back: [N, 2] of (CPU block, pool block)."""
-        self._copy(copies, self._swap_keys, self.keys)
-        self._copy(copies, self._swap_values, self.values)
+        for piece in self._pieces(copies):
+            rows, blocks = torch.from_numpy(piece).unbind(1)
+            staging = self.swap_pool.index_select(0, rows).to(self._device)
+            self.moves.scatter(staging, blocks.to(self._device))
 
     def copy(self, copies: IntArray) -> None:
         """Copy blocks within the pool: [N, 2] of (source, target)."""
-        self._copy(copies, self.keys, self.keys)
-        self._copy(copies, self.values, self.values)
+        if len(copies):
+            sources, targets = torch.from_numpy(copies).to(self._device).unbind(1)
+            self.moves.copy(sources, targets)
+
+    def new_staging(self, num_blocks: int) -> torch.Tensor:
+        """Allocate a staging buffer on the pool's device: [num_blocks, staging_bytes] uint8."""
+        shape = (num_blocks, self.moves.staging_bytes)
+        return torch.empty(shape, dtype=torch.uint8, device=self._device)
 
     def measure_swap_s_per_block(self) -> float:
         """Time the copy of a block to the CPU pool, in seconds; 0 where there is none.
 
         Blocks 0 are copied as they are: the pool is empty when this is called.
         """
-        if not len(self._swap_keys[0]):
+        if not len(self.swap_pool):
             return 0.0
         pair = np.zeros((1, 2), dtype=np.int64)
         self.swap_out(pair)  # the first copy pays for allocation
@@ -106,18 +151,23 @@ class KVCache:
     def poison(self, blocks: list[int], value: float = float("nan")) -> None:
         """Overwrite blocks; a read of one that was not written since then shows up."""
         for tensor in (*self.keys, *self.values):
-            tensor[blocks] = value
+            bits = bytes_or_numbers(torch.tensor(value).to(tensor.dtype))
+            bytes_or_numbers(tensor)[blocks] = bits.to(tensor.device)
 
-    @staticmethod
-    def _copy(copies: IntArray, source: list[torch.Tensor], target: list[torch.Tensor]) -> None:
-        if not len(copies):
-            return
-        from_blocks, to_blocks = torch.from_numpy(copies).unbind(1)
-        for source_layer, target_layer in zip(source, target, strict=True):
-            moved = source_layer.index_select(0, from_blocks.to(source_layer.device))
-            target_layer.index_copy_(
-                0, to_blocks.to(target_layer.device), moved.to(target_layer.device)
-            )
+    def _pieces(self, copies: IntArray) -> Iterator[IntArray]:
+        """Cut copies so that their staging buffer stays small."""
+        size = max(1, _MAX_STAGING_BYTES // self.moves.staging_bytes)
+        for at in range(0, len(copies), size):
+            yield copies[at : at + size]
+
+
+def _block_moves(tensors: list[torch.Tensor], uses_triton: bool) -> BlockMoves:
+    if not uses_triton:
+        return TorchBlockMoves(tensors)
+    # triton is on Linux only.
+    from batchgen.kernels.triton.copy_blocks import BlockCopier
+
+    return BlockCopier(tensors)
 
 
 def _allocate(
@@ -126,12 +176,10 @@ def _allocate(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
-    *,
-    pin_memory: bool = False,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     def pool(layer: LayerGeometry, size: int) -> torch.Tensor:
         shape = (num_blocks, block_size, layer.num_kv_heads, size)
-        return torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)
+        return torch.empty(shape, dtype=dtype, device=device)
 
     keys = [pool(layer, layer.key_size) for layer in layers]
     values = [pool(layer, layer.value_size) for layer in layers]

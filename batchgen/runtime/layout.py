@@ -30,8 +30,11 @@ class SharedPrefix(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """Rows ``first`` to ``end`` that all hold the same blocks from ``start`` to ``stop``."""
+class SharedRun:
+    """Rows ``first`` to ``end`` that all hold the same blocks from ``start`` to ``stop``.
+
+    Below that, the rows are in runs that end at ``start``, or ``start`` is 0.
+    """
 
     first: int
     end: int
@@ -45,22 +48,11 @@ def cascade_layout(
     device: torch.device,
     sharing: SharedPrefix = SharedPrefix.AUTO,
 ) -> CascadeLayout:
-    """Find the segments that neighbouring rows share, on several levels, and the rest.
-
-    A row takes part in a segment with the blocks that lie wholly before its first query:
-    what it computes itself in this step is its own, also where others share it already.
-    """
+    """Find the segments that neighbouring rows share, on several levels, and the rest."""
     tables = plan.block_tables.astype(np.int64)
     lengths = np.diff(plan.query_starts)
-    past = (plan.context_lens - lengths) // block_size
-    runs: list[_Run] = []
-    shared = np.zeros(plan.num_rows, dtype=np.int64)
-    if sharing is not SharedPrefix.OFF:
-        least = _MIN_SHARED_READS if sharing is SharedPrefix.AUTO else 0
-        whole = _Run(0, plan.num_rows, 0, 0)
-        _find_runs(tables, past, whole, block_size, least, runs)
-    for run in runs:
-        shared[run.first : run.end] = np.maximum(shared[run.first : run.end], run.stop)
+    runs = shared_runs(plan, block_size, sharing)
+    shared = shared_blocks(runs, plan.num_rows)
     segments = [
         SharedSegment(
             torch.from_numpy(tables[run.first, run.start : run.stop].copy()).to(device),
@@ -77,13 +69,36 @@ def cascade_layout(
     return CascadeLayout(segments, own)
 
 
+def shared_runs(plan: StepPlan, block_size: int, sharing: SharedPrefix) -> list[SharedRun]:
+    """Find the blocks that neighbouring rows share, on several levels, outer runs first.
+
+    A row takes part with the blocks that lie wholly before its first query: what it computes
+    itself in this step is its own, also where others share it already.
+    """
+    runs: list[SharedRun] = []
+    if sharing is not SharedPrefix.OFF:
+        past = (plan.context_lens - np.diff(plan.query_starts)) // block_size
+        least = _MIN_SHARED_READS if sharing is SharedPrefix.AUTO else 0
+        whole = SharedRun(0, plan.num_rows, 0, 0)
+        _find_runs(plan.block_tables, past, whole, block_size, least, runs)
+    return runs
+
+
+def shared_blocks(runs: list[SharedRun], num_rows: int) -> Ints:
+    """Count the leading blocks that each of [R] rows shares."""
+    shared = np.zeros(num_rows, dtype=np.int64)
+    for run in runs:
+        shared[run.first : run.end] = np.maximum(shared[run.first : run.end], run.stop)
+    return shared
+
+
 def _find_runs(
-    tables: npt.NDArray[np.int64],
+    tables: npt.NDArray[np.int32],
     past: Ints,
-    within: _Run,
+    within: SharedRun,
     block_size: int,
     least: int,
-    runs: list[_Run],
+    runs: list[SharedRun],
 ) -> None:
     """Collect the runs of rows that share blocks behind ``within.stop``, the wide ones first."""
     depth = within.stop
@@ -100,7 +115,7 @@ def _find_runs(
         limit = int(past[first:last].min())
         same = (tables[first:last, depth:limit] == tables[first, depth:limit]).all(axis=0)
         stop = depth + (len(same) if same.all() else int(same.argmin()))
-        run = _Run(first, last, depth, stop)
+        run = SharedRun(first, last, depth, stop)
         if (stop - depth) * block_size * (last - first) >= least:
             runs.append(run)
             _find_runs(tables, past, run, block_size, least, runs)

@@ -6,7 +6,7 @@ import torch
 from batchgen.engine.step import SampleBatch, StepPlan
 from batchgen.runtime.attention import AttentionBackend
 from batchgen.runtime.executor import ModelExecutor
-from batchgen.runtime.kv_cache import KVCache
+from batchgen.runtime.kv_cache import KVCache, KVFormat
 from batchgen.runtime.model import LoadedModel
 
 
@@ -53,6 +53,7 @@ def activation_bytes(
     num_tokens: int,
     num_rows: int,
     block_size: int,
+    kv_format: KVFormat,
 ) -> int:
     """Run the largest step once on the GPU and give the peak above what was held before."""
     device = loaded.model.device
@@ -62,8 +63,9 @@ def activation_bytes(
         -(-num_tokens // block_size),
         block_size,
         num_swap_blocks=0,
-        dtype=loaded.model.dtype,
+        dtype=kv_format.dtype,
         device=device,
+        scales=kv_format.scales,
     )
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

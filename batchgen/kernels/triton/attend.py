@@ -20,7 +20,7 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 
 # What changes from step to step must not compile the kernel anew.
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "lse_strides", "table_strides"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_carried", "table_stride"])
 def attend_kernel(
     query: tl.tensor,
     key_cache: tl.tensor,
@@ -30,6 +30,8 @@ def attend_kernel(
     sinks: tl.tensor,
     key_scales: tl.tensor,
     value_scales: tl.tensor,
+    carry_mixed: tl.tensor,
+    carry_sums: tl.tensor,
     token_starts: tl.tensor,
     first_tokens: tl.tensor,
     table_rows: tl.tensor,
@@ -38,15 +40,15 @@ def attend_kernel(
     block_tables: tl.tensor,
     num_rows: tl.tensor,
     num_tokens: tl.tensor,
+    num_carried: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
     window: tl.tensor,
     query_strides: tl.tuple,
     key_strides: tl.tuple,
     value_strides: tl.tuple,
-    out_strides: tl.tuple,
-    lse_strides: tl.tuple,
-    table_strides: tl.tuple,
+    table_stride: tl.tensor,
+    num_heads: tl.constexpr,
     group: tl.constexpr,
     tile_heads: tl.constexpr,
     key_size: tl.constexpr,
@@ -57,6 +59,7 @@ def attend_kernel(
     tile_rows: tl.constexpr,
     tile_keys: tl.constexpr,
     one_query: tl.constexpr,
+    all_masked: tl.constexpr,
     dot_dtype: tl.constexpr,
 ) -> None:
     """A program: a tile of one row's queries, one key/value head, one split of the keys.
@@ -112,25 +115,37 @@ def attend_kernel(
         logit = tl.load(sinks + head, mask=is_real & (in_group < bound), other=float("-inf"))
         most = logit.to(tl.float32) * _LOG2_E
         total = tl.where(logit > float("-inf"), 1.0, 0.0)
+    if carry_mixed is not None and first_tokens is None:
+        mixed, most, total = _take_carry(
+            mixed, most, total, carry_mixed, carry_sums, token * num_heads + head,
+            is_real & (place < tl.where(key_start > 0, num_known, 0)), num_carried * num_heads,
+            value_size, value_pad,
+        )  # fmt: skip
     if key_scales is not None:
         scale *= tl.load(key_scales + kv_head)
     keys = key_cache + kv_head * key_strides[2]
     values = value_cache + kv_head * value_strides[2]
     mixed, most, total = attend_keys(
         (mixed, most, total), vectors, position + place, position + at, last_position,
-        (keys, values, block_tables + table_row * table_strides[0]),
-        (key_strides, value_strides, table_strides),
+        (keys, values, block_tables + table_row * table_stride), (key_strides, value_strides),
         key_start, low, high, begin, end, scale, softcap, window,
-        key_size, key_pad, value_size, value_pad, block_size, tile_keys, one_query, dot_dtype,
+        key_size, key_pad, value_size, value_pad, block_size, tile_keys, all_masked, dot_dtype,
     )  # fmt: skip
-    if value_scales is not None:
-        mixed *= tl.load(value_scales + kv_head)
-    # A part without keys has a sum only.
-    is_written = is_real & (place < tl.where((begin < end) | (tl.num_programs(2) == 1), count, 0))
-    _store_result(
-        mixed, most, total, out, lse, (start + place).to(tl.int64), head, is_real, is_written,
-        out_strides, lse_strides, value_size, value_pad,
-    )  # fmt: skip
+    if carry_mixed is not None and first_tokens is not None:
+        _leave_carry(
+            mixed, most, total, carry_mixed, carry_sums, token * num_heads + head,
+            is_real & (place < num_known), num_carried * num_heads, value_size, value_pad,
+        )  # fmt: skip
+    else:
+        if value_scales is not None:
+            mixed *= tl.load(value_scales + kv_head)
+        # A part without keys has a sum only.
+        has_part = (begin < end) | (tl.num_programs(2) == 1)
+        split_start = tl.program_id(2).to(tl.int64) * num_tokens
+        _store_result(
+            mixed, most, total, out, lse, (split_start + start + place) * num_heads + head,
+            is_real, is_real & (place < tl.where(has_part, count, 0)), value_size, value_pad,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -193,33 +208,77 @@ def _find_keys(
 
 
 @triton.jit
+def _take_carry(
+    mixed: tl.tensor,
+    most: tl.tensor,
+    total: tl.tensor,
+    carry_mixed: tl.tensor,
+    carry_sums: tl.tensor,
+    place: tl.tensor,
+    is_carried: tl.tensor,
+    num_places: tl.tensor,
+    size: tl.constexpr,
+    pad: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Go on from what the segments' launch has seen, where it has seen anything."""
+    dims = tl.arange(0, pad)
+    carried = tl.load(
+        carry_mixed + (place * size)[:, None] + dims[None, :],
+        mask=is_carried[:, None] & (dims < size)[None, :],
+        other=0.0,
+    )
+    mixed = tl.where(is_carried[:, None], carried, mixed)
+    most = tl.where(is_carried, tl.load(carry_sums + place, mask=is_carried, other=0.0), most)
+    carried = tl.load(carry_sums + num_places + place, mask=is_carried, other=0.0)
+    return mixed, most, tl.where(is_carried, carried, total)
+
+
+@triton.jit
+def _leave_carry(
+    mixed: tl.tensor,
+    most: tl.tensor,
+    total: tl.tensor,
+    carry_mixed: tl.tensor,
+    carry_sums: tl.tensor,
+    place: tl.tensor,
+    is_written: tl.tensor,
+    num_places: tl.tensor,
+    size: tl.constexpr,
+    pad: tl.constexpr,
+) -> None:
+    """Leave what was seen to the launch of the rows' own keys."""
+    dims = tl.arange(0, pad)
+    tl.store(
+        carry_mixed + (place * size)[:, None] + dims[None, :],
+        mixed,
+        mask=is_written[:, None] & (dims < size)[None, :],
+    )
+    tl.store(carry_sums + place, most, mask=is_written)
+    tl.store(carry_sums + num_places + place, total, mask=is_written)
+
+
+@triton.jit
 def _store_result(
     mixed: tl.tensor,
     most: tl.tensor,
     total: tl.tensor,
     out: tl.tensor,
     lse: tl.tensor,
-    place: tl.tensor,
-    head: tl.tensor,
+    result: tl.tensor,
     is_real: tl.tensor,
     is_written: tl.tensor,
-    out_strides: tl.tuple,
-    lse_strides: tl.tuple,
     size: tl.constexpr,
     pad: tl.constexpr,
 ) -> None:
     """Store the mean of values; a query that saw nothing, as in a padded row, gives 0."""
     has_seen = total > 0
     total = tl.where(has_seen, total, 1.0)
-    split = tl.program_id(2).to(tl.int64)
-    rows = split * out_strides[0] + place * out_strides[1] + head * out_strides[2]
     dims = tl.arange(0, pad)
     tl.store(
-        out + rows[:, None] + (dims * out_strides[3])[None, :],
+        out + (result * size)[:, None] + dims[None, :],
         (mixed * tl.where(has_seen, 1.0 / total, 0.0)[:, None]).to(out.dtype.element_ty),
         mask=is_written[:, None] & (dims < size)[None, :],
     )
     if lse is not None:
         sums = tl.where(has_seen, (most + tl.log2(total)) * _LN_2, float("-inf"))
-        rows = split * lse_strides[0] + place * lse_strides[1] + head * lse_strides[2]
-        tl.store(lse + rows, sums, mask=is_real)
+        tl.store(lse + result, sums, mask=is_real)

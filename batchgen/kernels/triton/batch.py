@@ -69,6 +69,28 @@ class Parts:
     lse: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """What rows have seen so far, from the segments' launch to that of their own keys.
+
+    The latter goes on where the former stopped, so the sum is that of one launch, to the bit.
+
+    Attributes:
+        mixed: [T, Hq, Dv] float32 sums of weighted values.
+        sums: [2, T, Hq] float32 highest scores in units of log(2), and sums of weights.
+    """
+
+    mixed: torch.Tensor
+    sums: torch.Tensor
+
+
+def new_carry(query: torch.Tensor, value_size: int) -> Carry:
+    """Allocate what is carried, unwritten."""
+    shape = query.shape[:2]
+    mixed = query.new_empty((*shape, value_size), dtype=torch.float32)
+    return Carry(mixed, query.new_empty((2, *shape), dtype=torch.float32))
+
+
 def new_parts(query: torch.Tensor, value_size: int, num_splits: int, num_places: int) -> Parts:
     """Allocate parts, unwritten."""
     shape = (num_splits, num_places, query.shape[1])

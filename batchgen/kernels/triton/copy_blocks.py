@@ -83,11 +83,6 @@ class BlockCopier:
             self._groups.append(group)
             self.staging_bytes += len(members) * place_bytes
 
-    def new_staging(self, num_blocks: int) -> torch.Tensor:
-        """Allocate a staging buffer on the pool's device: [num_blocks, staging_bytes] uint8."""
-        shape = (num_blocks, self.staging_bytes)
-        return torch.empty(shape, dtype=torch.uint8, device=self._tensors[0].device)
-
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy blocks within the pool.
 

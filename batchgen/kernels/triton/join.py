@@ -20,9 +20,11 @@ def prepare_join(
 ) -> Launch:
     """Prepare ``out = sum(part * exp(lse)) / sum(exp(lse))`` over all parts of each token.
 
+    All tensors are contiguous.
+
     Args:
         own: S parts of each of the T tokens.
-        out: [T, Hq, Dv], any strides; zeros where a token has seen nothing.
+        out: [T, Hq, Dv]; zeros where a token has seen nothing.
         lse: [T, Hq] float32, receives the joined log-sum-exp; None where it is not wanted.
         shared: parts of each place in shared segments.
         token_places: [T, L] places of each token, -1 for none.
@@ -41,13 +43,8 @@ def prepare_join(
         "token_places": token_places,
         "out": out,
         "lse": lse,
-        "own_strides": own.out.stride(),
-        "own_lse_strides": own.lse.stride(),
-        "shared_strides": (0, 0, 0, 0) if shared is None else shared.out.stride(),
-        "shared_lse_strides": (0, 0, 0) if shared is None else shared.lse.stride(),
-        "place_strides": (0, 0) if token_places is None else token_places.stride(),
-        "out_strides": out.stride(),
-        "lse_strides": (0, 0) if lse is None else lse.stride(),
+        "num_tokens": num_tokens,
+        "num_places": 0 if shared is None else shared.out.shape[1],
         "num_heads": num_heads,
         "own_splits": own.out.shape[0],
         "own_pad": own_pad,
@@ -58,13 +55,14 @@ def prepare_join(
         "value_pad": value_pad,
         "tile_heads": heads,
     }
+    assert all(
+        tensor.is_contiguous() for tensor in arguments.values() if isinstance(tensor, torch.Tensor)
+    )
     return Launch(_join, (num_tokens, ceil_div(num_heads, heads), 1), arguments)
 
 
 # What changes from step to step must not compile the kernel anew.
-@triton.jit(
-    do_not_specialize=["own_lse_strides", "shared_lse_strides", "place_strides", "lse_strides"]
-)
+@triton.jit(do_not_specialize=["num_tokens", "num_places"])
 def _join(
     own: tl.tensor,
     own_lse: tl.tensor,
@@ -73,13 +71,8 @@ def _join(
     token_places: tl.tensor,
     out: tl.tensor,
     lse: tl.tensor,
-    own_strides: tl.tuple,
-    own_lse_strides: tl.tuple,
-    shared_strides: tl.tuple,
-    shared_lse_strides: tl.tuple,
-    place_strides: tl.tuple,
-    out_strides: tl.tuple,
-    lse_strides: tl.tuple,
+    num_tokens: tl.tensor,
+    num_places: tl.tensor,
     num_heads: tl.constexpr,
     own_splits: tl.constexpr,
     own_pad: tl.constexpr,
@@ -97,26 +90,29 @@ def _join(
     most = tl.full([tile_heads], float("-inf"), tl.float32)
     total = tl.full([tile_heads], 0.0, tl.float32)
     mixed, most, total = _add_parts(
-        mixed, most, total, own, own_lse, token, head, own_strides, own_lse_strides,
+        mixed, most, total, own, own_lse, token, head, num_tokens,
         num_heads, own_splits, own_pad, value_size, value_pad,
     )  # fmt: skip
     for level in tl.static_range(levels):
-        place = tl.load(token_places + token * place_strides[0] + level * place_strides[1])
+        place = tl.load(token_places + token * levels + level).to(tl.int64)
         mixed, most, total = _add_parts(
-            mixed, most, total, shared, shared_lse, place.to(tl.int64), head, shared_strides,
-            shared_lse_strides, num_heads, shared_splits, shared_pad, value_size, value_pad,
+            mixed, most, total, shared, shared_lse, place, head, num_places,
+            num_heads, shared_splits, shared_pad, value_size, value_pad,
         )  # fmt: skip
     dims = tl.arange(0, value_pad)
     has_seen = total > 0
     total = tl.where(has_seen, total, 1.0)
     factor = tl.where(has_seen, 1.0 / total, 0.0)
-    places = token * out_strides[0] + (head * out_strides[1])[:, None] + dims * out_strides[2]
+    result = token * num_heads + head
     mask = (head < num_heads)[:, None] & (dims < value_size)[None, :]
-    tl.store(out + places, (mixed * factor[:, None]).to(out.dtype.element_ty), mask=mask)
+    tl.store(
+        out + (result * value_size)[:, None] + dims[None, :],
+        (mixed * factor[:, None]).to(out.dtype.element_ty),
+        mask=mask,
+    )
     if lse is not None:
         sums = tl.where(has_seen, most + tl.log(total), float("-inf"))
-        lse_places = token * lse_strides[0] + head * lse_strides[1]
-        tl.store(lse + lse_places, sums, mask=head < num_heads)
+        tl.store(lse + result, sums, mask=head < num_heads)
 
 
 @triton.jit
@@ -128,8 +124,7 @@ def _add_parts(
     parts_lse: tl.tensor,
     place: tl.tensor,
     head: tl.tensor,
-    strides: tl.tuple,
-    lse_strides: tl.tuple,
+    num_places: tl.tensor,
     num_heads: tl.constexpr,
     splits: tl.constexpr,
     splits_pad: tl.constexpr,
@@ -140,21 +135,14 @@ def _add_parts(
     split = tl.arange(0, splits_pad)
     dims = tl.arange(0, pad)
     is_real = (head < num_heads)[:, None] & (split < tl.where(place < 0, 0, splits))[None, :]
-    lse_places = split[None, :] * lse_strides[0] + place * lse_strides[1]
-    lse = tl.load(
-        parts_lse + lse_places + (head * lse_strides[2])[:, None],
-        mask=is_real,
-        other=float("-inf"),
-    )
+    split_starts = split.to(tl.int64) * num_places
+    results = (split_starts + place)[None, :] * num_heads + head[:, None]
+    lse = tl.load(parts_lse + results, mask=is_real, other=float("-inf"))
     now_most = tl.maximum(most, tl.max(lse, 1))
     shift = tl.where(now_most == float("-inf"), 0.0, now_most)
     weights = tl.exp(lse - shift[:, None])
-    places = split.to(tl.int64) * strides[0] + place * strides[1]
     found = tl.load(
-        parts
-        + places[None, :, None]
-        + (head * strides[2])[:, None, None]
-        + (dims * strides[3])[None, None, :],
+        parts + (results * size)[:, :, None] + dims[None, None, :],
         mask=(weights > 0)[:, :, None] & (dims < size)[None, None, :],
         other=0.0,
     )

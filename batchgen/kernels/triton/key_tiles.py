@@ -30,12 +30,12 @@ def attend_keys(
     value_pad: tl.constexpr,
     block_size: tl.constexpr,
     tile_keys: tl.constexpr,
-    one_query: tl.constexpr,
+    all_masked: tl.constexpr,
     dot_dtype: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to this split's key tiles, without masks where all queries see a whole tile."""
     step = tl.num_programs(2)
-    if not one_query:
+    if not all_masked:
         if window is not None:
             # Tiles at the window's edge, before those that the last query sees whole.
             oldest = tl.maximum(last_position - window + 1 - key_start, 0)
@@ -93,12 +93,12 @@ def _attend_tiles(
     """
     mixed, most, total = state
     all_keys, all_values, table = pool
-    key_strides, value_strides, table_strides = strides
+    key_strides, value_strides = strides
     score_scale = scale * _LOG2_E if softcap is None else scale / softcap
     for tile in range(begin, end, step):
         keys = key_start + tile * tile_keys + tl.arange(0, tile_keys)
         is_known = (keys >= low) & (keys < high)
-        entries = table + keys // block_size * table_strides[1]
+        entries = table + keys // block_size
         if is_masked:
             blocks = tl.load(entries, mask=is_known, other=0).to(tl.int64)
         else:

@@ -4,6 +4,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import triton
+
+# The least capability that Triton's compiler supports.
+LEAST_CAPABILITY = 80
+# As the decorator of the kernels reads it, once for the whole process.
+_IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
 class Launch(NamedTuple):
@@ -53,3 +59,24 @@ def device_capability(device: torch.device) -> int:
         return 0
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def is_interpreted() -> bool:
+    """Tell whether the kernels of this process run in Triton's interpreter."""
+    return _IS_INTERPRETED
+
+
+def num_processors(device: torch.device) -> int:
+    """Count a CUDA device's multiprocessors; the interpreter is one."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def supports_fp8(device: torch.device) -> bool:
+    """Tell whether a device converts e4m3, which begins with capability 8.9.
+
+    The interpreter's CPU does.
+    """
+    capability = device_capability(device)
+    return capability == 0 or capability >= 89

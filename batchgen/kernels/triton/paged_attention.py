@@ -32,11 +32,11 @@ def paged_attention(
             tensor cores.
         key_cache: [N, B, Hkv, D], any strides.
         value_cache: [N, B, Hkv, Dv].
-        block_tables: [R, W] int32 or int64 blocks of each row, any strides.
+        block_tables: [R, W] int32 or int64 blocks of each row; rows may stand apart.
         rows: which tokens and keys belong together.
         options: scale, window, soft cap, sinks.
         num_splits: programs over which the keys of a row are split.
-        lse: [T, Hq] float32, receives the log-sum-exp of each query's scores.
+        lse: [T, Hq] float32, contiguous, receives the log-sum-exp of each query's scores.
         scales: of an fp8 pool.
         tile: replaces the table's choice.
 

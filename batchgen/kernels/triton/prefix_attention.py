@@ -8,7 +8,7 @@ import torch
 
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.kernels.triton.attention import prepare_attend
-from batchgen.kernels.triton.batch import PagedRows, SharedSegments, new_parts
+from batchgen.kernels.triton.batch import PagedRows, SharedSegments, new_carry, new_parts
 from batchgen.kernels.triton.join import prepare_join
 from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.tiles import AttentionTile
@@ -34,7 +34,7 @@ def cascade_attention(
         query: [T, Hq, D], any strides.
         key_cache: [N, B, Hkv, D], any strides.
         value_cache: [N, B, Hkv, Dv].
-        block_tables: [R, W] int32 or int64 blocks of each row, any strides.
+        block_tables: [R, W] int32 or int64 blocks of each row; rows may stand apart.
         rows: the step's rows; their ``key_starts`` say where their own keys begin.
         segments: the rest of the keys.
         options: scale, soft cap, sinks; no window.
@@ -59,4 +59,48 @@ def cascade_attention(
         ).run()  # fmt: skip
     out = query.new_empty((*query.shape[:2], value_size))
     prepare_join(own, out, None, shared, segments.token_places).run()
+    return out
+
+
+def fixed_order_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    rows: PagedRows,
+    segments: SharedSegments | None,
+    options: AttentionOptions,
+    tile: AttentionTile,
+    *,
+    scales: KVScales | None = None,
+) -> torch.Tensor:
+    """Attend as :func:`cascade_attention` does, with results that depend on no neighbour.
+
+    A query goes over its tiles of keys one after another, from the first: nothing is split,
+    and the launch over a row's own keys goes on with the sums that the segments' launch left,
+    so that sharing changes no bit.
+
+    Args:
+        query: [T, Hq, D], any strides.
+        key_cache: [N, B, Hkv, D], any strides.
+        value_cache: [N, B, Hkv, Dv].
+        block_tables: [R, W] int32 or int64 blocks of each row; rows may stand apart.
+        rows: the step's rows; key starts are multiples of the tile's keys.
+        segments: the rest of the keys, at most one segment a row, from key 0; or None.
+        options: scale, soft cap, sinks; a window only without segments.
+        tile: the same for every batch.
+        scales: of an fp8 pool.
+
+    Returns:
+        [T, Hq, Dv] in the query's dtype; zeros for padded rows.
+    """
+    value_size = value_cache.shape[3]
+    out = query.new_empty((*query.shape[:2], value_size))
+    carry = None if segments is None else new_carry(query, value_size)
+    for ranges in (segments, rows):
+        if ranges is not None:
+            prepare_attend(
+                query, key_cache, value_cache, block_tables, ranges, options, out[None], None,
+                scales, tile, fixed_order=True, carry=carry,
+            ).run()  # fmt: skip
     return out

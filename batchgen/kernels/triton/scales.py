@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from batchgen.kernels.triton.launch import device_capability
-
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
@@ -18,12 +16,3 @@ class KVScales:
 
     key: torch.Tensor
     value: torch.Tensor
-
-
-def supports_fp8(device: torch.device) -> bool:
-    """Tell whether a device converts e4m3, which begins with capability 8.9.
-
-    The interpreter's CPU does.
-    """
-    capability = device_capability(device)
-    return capability == 0 or capability >= 89

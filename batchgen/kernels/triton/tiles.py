@@ -37,6 +37,9 @@ class AttentionTile(NamedTuple):
 # The largest head that a tile holds in registers.
 LARGEST_HEAD = 256
 
+# An upper bound of a row's tokens that always gives the tile of many queries.
+MANY_QUERIES = 1 << 30
+
 # (least capability, element bytes, most padded head size) -> tile of many queries (prefill,
 # chunks, shared prefixes) and tile of few (decode, whose rows are a group's heads). Keys
 # are loaded two stages behind their block's number: a decode tile needs five stages to have a
@@ -53,6 +56,8 @@ _TILES: dict[tuple[int, int, int], tuple[AttentionTile, AttentionTile]] = {
     (90, 2, 128): (AttentionTile(128, 64, 8, 3), AttentionTile(16, 64, 4, 5)),
     (90, 2, 256): (AttentionTile(64, 64, 8, 2), AttentionTile(16, 32, 4, 5)),
 }
+# A multiple of every tile's keys.
+MOST_KEYS = max(tile.keys for both in _TILES.values() for tile in both)
 # Consumer cards of this capability and above have 100 KiB of shared memory, as those of 8.6.
 _SMALL_MEMORY = 120
 
@@ -87,8 +92,6 @@ def attention_tile(
 
 def num_splits(num_programs: int, max_keys: int, tile: AttentionTile, processors: int) -> int:
     """Choose over how many programs the keys of a row are split, a power of two.
-
-    It depends on the batch: a run whose results may not fixes the number instead.
 
     Args:
         num_programs: programs of a launch without a split.

@@ -1,5 +1,7 @@
 """Stores into the pool and copies of its blocks, in the interpreter."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,12 @@ from hypothesis import strategies as st
 from batchgen.kernels.triton.copy_blocks import BlockCopier
 from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.store_kv import store_kv
+from batchgen.runtime import kv_cache
+from batchgen.runtime.kv_cache import KVCache, LayerGeometry
 from tests.paged_batch import Shape, make_pool
+
+# See check_paged_attention.py.
+EXAMPLES = int(os.environ.get("KERNEL_EXAMPLES", "12"))
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -17,7 +24,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.float().nan_to_num(12345.0), b.float().nan_to_num(12345.0))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
 def test_store_kv_writes_its_slots_and_nothing_else(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 10_000)))
@@ -60,7 +67,7 @@ def _pool(rng: np.random.Generator, dtypes: list[torch.dtype]) -> list[torch.Ten
     return tensors
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
 def test_copies_within_the_pool_touch_their_targets_only(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 10_000)))
@@ -82,7 +89,7 @@ def test_blocks_survive_a_round_through_the_staging_buffer() -> None:
     pool = _pool(rng, [torch.float32, torch.float16])
     before = [tensor.clone() for tensor in pool]
     copier = BlockCopier(pool)
-    staging = copier.new_staging(4).fill_(255)
+    staging = torch.full((4, copier.staging_bytes), 255, dtype=torch.uint8)
     copier.gather(torch.tensor([5, -1, 0]), staging)
     assert (staging[[1, 3]] == 255).all()
     # Each row holds a block of every tensor, so that it can travel alone.
@@ -107,3 +114,31 @@ def test_an_fp8_pool_keeps_values_divided_by_their_scale(scale: float) -> None:
     exact[0, 0, 0] = 448 * scale
     assert torch.equal(kept, exact)
     assert torch.equal(other.flatten(0, 1)[:6].float() * scales[None, :, None], -exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("uses_triton", [True, False])
+def test_swapped_and_copied_blocks_keep_every_bit(
+    dtype: torch.dtype, uses_triton: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A staging buffer of two blocks: three are moved in two pieces.
+    layers = [LayerGeometry(2, 8, 6), LayerGeometry(1, 4, 4)]
+    scale = KVScales(torch.ones(2), torch.ones(2))
+    cache = KVCache(
+        layers, 7, 3, num_swap_blocks=4, dtype=dtype, device=torch.device("cpu"),
+        uses_triton=uses_triton, scales=[scale] * 2 if dtype.itemsize == 1 else None,
+    )  # fmt: skip
+    monkeypatch.setattr(kv_cache, "_MAX_STAGING_BYTES", 2 * cache.moves.staging_bytes)
+    rng = np.random.default_rng(3)
+    pool = [tensor.view(torch.uint8) for tensor in (*cache.keys, *cache.values)]
+    for tensor in pool:
+        tensor.copy_(torch.tensor(rng.integers(0, 256, size=tensor.shape), dtype=torch.uint8))
+    before = [tensor.clone() for tensor in pool]
+    cache.swap_out(np.array([[6, 1], [0, 3], [2, 0]]))
+    cache.copy(np.array([[3, 6], [4, 0]]))
+    cache.poison([2, 5])
+    assert cache.keys[0][[2, 5]].float().isnan().all()
+    cache.swap_in(np.array([[1, 5], [0, 2], [3, 1]]))
+    for tensor, old in zip(pool, before, strict=True):
+        expected = old[[4, 0, 2, 3, 4, 6, 3]]
+        assert torch.equal(tensor, expected)
