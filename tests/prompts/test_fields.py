@@ -15,6 +15,7 @@ from batchgen.prompts.fields.ggr import fixed_order, group_orders
 from batchgen.prompts.fields.orders import FieldOrders, find_orders
 from batchgen.prompts.render import Renderer, Text
 from batchgen.prompts.source import PromptSpec
+from tests.tiny_tokenizers import make
 
 TABLES = st.integers(1, 4).flatmap(
     lambda fields: st.lists(
@@ -159,7 +160,7 @@ LISTING = "{% for name, value in fields %}{{ name }}: {{ value }}\n{% endfor %}A
 def rendered(rows: list[dict[str, Any]], orders: FieldOrders | None = None, **keys: Any) -> Any:
     spec = PromptSpec(**{"template": LISTING, "format": "plain", "fields": ("a", "b"), **keys})
     table = pa.RecordBatch.from_pylist(rows)
-    renderer = Renderer(spec, table.schema, type("Tokenizer", (), {"chat_template": None})())
+    renderer = Renderer(spec, table.schema, make(chat=False))
     renderer.field_orders = orders
     return renderer.render(table, 1)
 

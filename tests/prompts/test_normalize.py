@@ -12,6 +12,7 @@ from batchgen.errors import UsageError
 from batchgen.prompts.normalize.rules import NormalizeSpec, TextRules
 from batchgen.prompts.render import Chat, Renderer, Text
 from batchgen.prompts.source import PromptSpec
+from tests.tiny_tokenizers import make
 
 CAFE = "cafe\u0301"
 ALL = NormalizeSpec("nfc", True, True, True, True, True)
@@ -20,7 +21,7 @@ ANY_TEXT = st.text(st.sampled_from("ab \t\u00a0\r\n\u2028e\u0301\u00e9\ufeff"))
 
 def rendered(spec: PromptSpec, rows: list[dict[str, Any]]) -> tuple[list[Any], Renderer]:
     table = pa.RecordBatch.from_pylist(rows)
-    tokenizer = type("Tokenizer", (), {"chat_template": None})()
+    tokenizer = make(chat=False)
     renderer = Renderer(spec, table.schema, tokenizer)
     return renderer.render(table), renderer
 
@@ -85,7 +86,7 @@ def chat(*turns: tuple[str, str]) -> list[dict[str, str]]:
 
 
 def messages_of(rows: list[list[dict[str, str]]], rule: NormalizeSpec) -> list[Any]:
-    tokenizer = type("Tokenizer", (), {"chat_template": "x"})()
+    tokenizer = make()
     table = pa.RecordBatch.from_pylist([{"messages": row} for row in rows])
     return Renderer(PromptSpec(normalize=rule), table.schema, tokenizer).render(table)
 
