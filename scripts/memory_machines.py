@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from memory_rows import Row
 
 from batchgen.engine.block_manager import BlockManager
 from batchgen.engine.costs import PreemptionCosts
@@ -18,6 +17,7 @@ from batchgen.engine.stopping import StopRules
 from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache, kv_bytes_per_token
+from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.model import LoadedModel
 
 
@@ -38,13 +38,24 @@ class Machine(Protocol):
 
 
 class ModelMachine:
-    """A loaded model."""
+    """A loaded model.
+
+    Args:
+        attention, sharing: ``engine.attention`` and ``engine.shared_prefix_attention``.
+    """
 
     simulated = False
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        attention: AttentionName = AttentionName.AUTO,
+        sharing: SharedPrefix = SharedPrefix.AUTO,
+    ) -> None:
         self.bytes_per_token = kv_bytes_per_token(loaded.layers, loaded.model.dtype)
         self._loaded = loaded
+        self._attention = attention
+        self._sharing = sharing
 
     def clock(self) -> float:
         """See :class:`Machine`."""
@@ -54,20 +65,20 @@ class ModelMachine:
         """Count copies as free: on a CPU they are, beside computing the same tokens."""
         return PreemptionCosts()
 
-    def executor(self, manager: BlockManager, num_swap_blocks: int) -> Executor:
+    def executor(self, manager: BlockManager, num_swap_blocks: int) -> ModelExecutor:
         """See :class:`Machine`."""
-        loaded = self._loaded
+        layers, model = self._loaded.layers, self._loaded.model
+        needs = AttentionNeeds(layers, model.device, model.dtype, model.dtype, self._sharing)
+        attention = choose_attention(self._attention, needs, say=print)
         cache = KVCache(
-            loaded.layers,
+            layers,
             manager.pool.num_blocks,
             manager.block_size,
             num_swap_blocks=num_swap_blocks,
-            dtype=loaded.model.dtype,
-            device=loaded.model.device,
+            dtype=model.dtype,
+            device=model.device,
+            uses_triton=attention.name == AttentionName.TRITON,
         )
-        model = loaded.model
-        needs = AttentionNeeds(loaded.layers, model.device, model.dtype, model.dtype)
-        attention = choose_attention(AttentionName.AUTO, needs, say=print)
         return ModelExecutor(model, cache, attention)
 
 
@@ -120,10 +131,18 @@ class _SimulatedExecutor:
         return np.zeros(len(plan.samples), dtype=np.int64)
 
 
+class HasOutput(Protocol):
+    """A row of which it is known how many tokens it generates."""
+
+    @property
+    def output_tokens(self) -> int:
+        """How many."""
+
+
 class StopAt(StopRules):
     """Ends each row after its own number of tokens."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[HasOutput]) -> None:
         super().__init__(frozenset())
         self._rows = rows
 
