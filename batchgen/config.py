@@ -74,6 +74,14 @@ class SharedPrefixAttention(StrEnum):
     off = "off"
 
 
+class Overlap(StrEnum):
+    """Whether a step is planned while the one before runs."""
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
 class Preemption(StrEnum):
     """What happens to the KV of a row that must make room."""
 
@@ -443,6 +451,10 @@ class EngineConfig:
     shared_prefix_attention: SharedPrefixAttention = field(
         default=SharedPrefixAttention.auto,
         metadata={"help": "attend to a shared prefix once for all its rows (auto: where it pays)"},
+    )
+    overlap: Overlap = field(
+        default=Overlap.auto,
+        metadata={"help": "plan a step while the one before runs (auto: on a GPU)"},
     )
     preemption: Preemption = field(
         default=Preemption.auto,

@@ -41,6 +41,10 @@ class EngineError(BatchgenError):
     exit_code = ExitCode.ENGINE_FAILED
 
 
+class OutOfDeviceMemoryError(EngineError):
+    """A forward pass found no memory on the device; the step's block copies are done."""
+
+
 class JobInterruptedError(BatchgenError):
     """A signal or the end of its time stopped the run. Finished rows are kept; it resumes."""
 

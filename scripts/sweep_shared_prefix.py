@@ -12,8 +12,10 @@ pays. The last line names the least rows times shared tokens from which on it al
 import argparse
 import statistics
 import time
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from job_rows import positive
 
@@ -78,8 +80,12 @@ def gain(rows: int, shared: int, own: int, device: torch.device) -> float:
         torch.randn(num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE, device=device),
         torch.randn(num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE, device=device),
     ]
+
+    def put(array: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
     modes = (SharedPrefix.ON, SharedPrefix.OFF)
-    on, off = seconds({m: cascade_layout(plan, BLOCK_SIZE, device, m) for m in modes}, tensors)
+    on, off = seconds({m: cascade_layout(plan, BLOCK_SIZE, put, m) for m in modes}, tensors)
     return off / on
 
 

@@ -24,7 +24,7 @@ from batchgen.engine.swap import PreemptionPolicy
 from batchgen.errors import RowError, RowErrorType
 from batchgen.sampling import SamplingParams
 from tests.drive import make_scheduler
-from tests.fake_model import FakeExecutor
+from tests.fake_model import FakeArrival, FakeExecutor
 from tests.invariants import check_invariants
 
 # Few tokens, so that prompts share prefixes and outputs run into prompts of other rows.
@@ -53,6 +53,8 @@ class Setup:
     preemption: PreemptionPolicy
     swap_s_per_block: float
     prefix_caching: bool
+    ahead: bool
+    short_of_memory: float
     window: int | None
     planned: tuple[tuple[int, ...], ...] | None
 
@@ -84,6 +86,8 @@ def random_setup(rng: Random) -> Setup:
         preemption=rng.choice(list(PreemptionPolicy)),
         swap_s_per_block=rng.choice((0.0, 0.3, 9.0)),
         prefix_caching=rng.random() < 0.9,
+        ahead=rng.random() < 0.5,
+        short_of_memory=rng.choice((0.0, 0.0, 0.1)),
         window=rng.choice((None, None, None, 2, 6)),
         planned=rng.choice((None, planned)),
     )
@@ -158,9 +162,16 @@ class EngineModel:
             self.scheduler._admission.growth = lambda request, held: 0
             self.scheduler._admission.growth_of_all = lambda running: 0
         self._ledger = DebugLedger(self.scheduler)
-        self._fake = FakeExecutor(setup.block_size, choose=_says, window=setup.window)
+        self._rng = Random(repr(setup))
+        self._fake = FakeExecutor(
+            setup.block_size, choose=_says, window=setup.window, is_short=self._is_short
+        )
+        self._step = -1
         ticks = count()
-        self._engine = Engine(self.scheduler, self, clock=lambda: float(next(ticks)))
+        launcher = self if setup.ahead else None
+        self._engine = Engine(
+            self.scheduler, self, launcher=launcher, clock=lambda: float(next(ticks))
+        )
         self._tables_before: dict[int, list[int]] = {}
 
     # -- what may happen ----------------------------------------------------------------
@@ -219,8 +230,31 @@ class EngineModel:
 
     # -- the executor between scheduler and model ----------------------------------------
 
+    def launch(self, plan: Any) -> FakeArrival:
+        """Check the plan and run it; its slots are checked when the tokens before it are read."""
+        self.seen["rows that run an unread token"] += int((plan.token_ids < 0).sum())
+        return FakeArrival(self._run(plan))
+
     def execute(self, plan: Any) -> IntArray:
         """Check the plan, run it over the slots, check the slots."""
+        is_piece = plan.step == self._step
+        tokens = self._run(plan)
+        if not is_piece:
+            self.check_slots()
+        return tokens
+
+    def _is_short(self, plan: Any) -> bool:
+        """Whether the device finds no memory for a pass; for a single token it always does."""
+        short = plan.num_tokens > 1 and self._rng.random() < self.setup.short_of_memory
+        self.seen["passes out of memory"] += short
+        return short
+
+    def _run(self, plan: Any) -> IntArray:
+        if plan.step == self._step:
+            # A piece of a plan that was checked as a whole.
+            assert not len(plan.copies) + len(plan.swap_out) + len(plan.swap_in)
+            return self._fake.execute(plan)
+        self._step = plan.step
         check_invariants(self.scheduler, plan)
         self._ledger.check_plan(plan)
         self._check_writes(plan)
@@ -229,7 +263,6 @@ class EngineModel:
             self._fake.forget(self.scheduler.blocks.pool.free_blocks())
         tokens = self._fake.execute(plan)
         self._fake.plans.clear()
-        self.check_slots()
         self.seen["copies"] += len(plan.copies)
         self.seen["swap-ins"] += len(plan.swap_in)
         released = sum(request.num_released > 0 for request in self.scheduler.running)

@@ -19,7 +19,8 @@ class LogitsRecorder:
     def execute(self, plan: Any) -> IntArray:
         tokens = self._checked.execute(plan)
         # The same plan again: writing the same K and V to the same slots changes nothing.
-        logits = self._checked._executor.logits(plan)
+        executor = self._checked._executor
+        logits = executor.logits(executor.prepare(plan))
         sampled = self._scheduler.running.requests(self._scheduler._sampled)
         for request, values in zip(sampled, logits[: len(sampled)], strict=True):
             self.records.append((request.token_ids.tolist(), values.clone()))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from batchgen.engine.blocks import BlockPool
 from batchgen.engine.eviction import Future
-from batchgen.engine.prefix_index import Key, Match, PrefixIndex
+from batchgen.engine.prefix_index import Key, Match, Node, PrefixIndex
 from batchgen.engine.request import Request
 
 
@@ -234,6 +234,14 @@ class BlockManager:
         account.peak_blocks = max(account.peak_blocks, held)
         return True
 
+    def take_back(self, request: Request, count: int, peak_blocks: int) -> None:
+        """Undo the growth of a request that had ended already when its table grew."""
+        grown = request.block_table[len(request.block_table) - count :]
+        self.pool.release(grown)
+        del request.block_table[len(request.block_table) - count :]
+        request.account.new_blocks -= count
+        request.account.peak_blocks = peak_blocks
+
     def publish(self, request: Request) -> None:
         """Enter the computed blocks of a request's prompt in the index.
 
@@ -301,15 +309,22 @@ class BlockManager:
         held = range(request.num_released, len(table))
         return next((place for place in held if counts[table[place]] == 1), len(table))
 
+    def private_nodes(self, request: Request) -> list[Node]:
+        """List the index nodes of the request's private blocks."""
+        private = request.block_table[self.first_private(request) :]
+        nodes = (self.index.node_of(block) for block in private)
+        return [node for node in nodes if node is not None]
+
     def discard(self, request: Request) -> None:
         """Take the request's private blocks out of the index: their KV is not to be used.
 
-        What other requests computed behind them and left in the cache goes with them.
+        What other requests computed behind them and left in the cache goes with them. Of a
+        request that has left its blocks already, those that it left in the index go.
         """
         request.publishes = False
-        for block in request.block_table[self.first_private(request) :]:
-            if block in self.index:
-                self.pool.forget(block)
+        for node in request.left_in_index or self.private_nodes(request):
+            if self.index.node_of(node.block) is node:
+                self.pool.forget(node.block)
 
     def release(self, request: Request) -> None:
         """Return all the request's blocks; the only way out of a block table."""

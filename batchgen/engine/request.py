@@ -20,11 +20,15 @@ from batchgen.sampling import SamplingParams
 
 
 class Status(StrEnum):
-    """Where a request stands; it is in exactly one of the scheduler's queues."""
+    """Where a request stands; it is in exactly one of the scheduler's queues.
+
+    An ending request has left them and holds nothing: its last token is still to be read.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"
+    ENDING = "ending"
     FINISHED = "finished"
 
 
@@ -108,7 +112,8 @@ class Request:
 
     Attributes:
         request_id: the caller's number for it, unique among live requests.
-        token_ids: prompt, then what was generated so far.
+        token_ids: prompt, then what was generated so far; the last one is below 0 where it
+            was sampled and not read yet.
         num_prompt_tokens: where the prompt ends in ``token_ids``.
         params: how tokens are chosen.
         noise_key: 64-bit key of this request's sampling noise, see :func:`noise_key`.
@@ -132,6 +137,7 @@ class Request:
         num_published: leading blocks of the table that stand in the prefix index.
         publishes: False once another request's block took this content's place.
         swapped: its KV in the CPU pool, while swapped out.
+        left_in_index: while it is ending, the index nodes of its private blocks.
         stopped_by_text: ``stop_reason`` is a stop string, not a token id.
         seat: its row in the columns of the running requests, while it runs.
     """
@@ -161,6 +167,7 @@ class Request:
     num_published: int = 0
     publishes: bool = True
     swapped: SwappedBlocks | None = None
+    left_in_index: list[Node] = field(default_factory=list)
     seat: int = -1
     account: BlockAccount = field(default_factory=BlockAccount)
     timeline: Timeline = field(default_factory=Timeline)
@@ -222,6 +229,11 @@ class Request:
         if self.logprobs is None:
             return NEVER
         return max(self.logprobs.first_logits, self.max_computed)
+
+    @property
+    def has_unread_token(self) -> bool:
+        """Whether the newest token was sampled, but not read yet."""
+        return self.token_ids[-1] < 0
 
     @property
     def num_uncomputed(self) -> int:

@@ -7,6 +7,7 @@ objects; planning, counting and sampling look at columns.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,15 @@ Mask = npt.NDArray[np.bool_]
 
 # Sampled tokens that a column holds back from the object.
 _MOST_RECENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sitting:
+    """Who sat in some seats at a moment: [S] seats, numbers of their starts, requests."""
+
+    seats: IntArray
+    started: IntArray
+    requests: npt.NDArray[np.object_]
 
 
 class RunningRequests:
@@ -110,6 +120,16 @@ class RunningRequests:
     def is_taken(self, seats: IntArray) -> Mask:
         """Say which of some seats are taken."""
         return self._is_taken[seats]
+
+    def sitting(self, seats: IntArray) -> Sitting:
+        """Note who sits in some seats."""
+        return Sitting(seats, self._started[seats], self._requests[seats])
+
+    def still_sits(self, sitting: Sitting) -> Mask:
+        """Say which of those who sat there have not left since."""
+        seats = sitting.seats
+        stayed: Mask = self._is_taken[seats] & (self._started[seats] == sitting.started)
+        return stayed
 
     # -- changes ----------------------------------------------------------------------
 
@@ -202,6 +222,15 @@ class RunningRequests:
         self._recent[seats, self._num_recent[seats]] = tokens
         self._num_recent[seats] += 1
 
+    def settle(self, seats: IntArray, tokens: IntArray) -> None:
+        """Put tokens in the place of what stands for each request's newest one."""
+        self.last_token[seats] = tokens
+        held_back = self._num_recent[seats] > 0
+        columns = seats[held_back]
+        self._recent[columns, self._num_recent[columns] - 1] = tokens[held_back]
+        for seat, token in zip(seats[~held_back], tokens[~held_back].tolist(), strict=True):
+            self._requests[seat].token_ids[-1] = token
+
     # -- what a step reads --------------------------------------------------------------
 
     def uncomputed(self, seats: IntArray) -> IntArray:
@@ -278,6 +307,7 @@ class RunningRequests:
                     banned=banned(request),
                     constraint=request.constraint,
                     forced=request.forced[0] if request.forced else None,
+                    has_bad_words=bool(request.bad_words),
                 )
                 for index, request in self._marked(self.is_special, seats)
             ),

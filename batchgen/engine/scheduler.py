@@ -20,7 +20,7 @@ from batchgen.engine.costs import PreemptionCosts
 from batchgen.engine.counters import SchedulerCounters
 from batchgen.engine.plan_builder import Copies, build_plan
 from batchgen.engine.request import FinishReason, Request, Status, SwappedBlocks
-from batchgen.engine.running import RunningRequests
+from batchgen.engine.running import RunningRequests, Sitting
 from batchgen.engine.step import NO_LEGAL_TOKEN, Constraint, IntArray, StepPlan
 from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import PreemptionPolicy, Swapper, SwapSpace
@@ -121,6 +121,9 @@ class Scheduler:
 
     A request is in exactly one of ``waiting``, ``running`` and ``swapped`` until it
     leaves through :meth:`_finish`, the one exit, which frees all it holds.
+
+    Attributes:
+        step_tokens: most tokens of a step, see :meth:`limit_step`.
     """
 
     def __init__(
@@ -143,11 +146,18 @@ class Scheduler:
         self.running = RunningRequests(limits.max_num_seqs)
         self.swapped: list[Request] = []
         self._stop_rules = stop_rules
+        self.step_tokens = limits.max_num_batched_tokens
         self._limits = limits
         self._admission = Admission(admission, blocks)
         self._swapper = Swapper(blocks, swap_space, preemption, self.costs, self.counters)
         self._clock = clock
         self._sampled = _no_seats()
+        # Who samples in the plans whose tokens are not read yet: at most two.
+        self._unread: deque[Sitting] = deque()
+        self._num_ending = 0
+        self._unplanned_swap_out: Copies = []
+        # By request: blocks that the last plan added to its table, and its peak before.
+        self._growth: dict[int, tuple[int, int]] = {}
         self._num_steps = 0
         self._finished: list[Request] = []
         self._arrivals = 0
@@ -155,7 +165,7 @@ class Scheduler:
     @property
     def num_unfinished(self) -> int:
         """Requests in any queue."""
-        return len(self.waiting) + len(self.running) + len(self.swapped)
+        return len(self.waiting) + len(self.running) + len(self.swapped) + self._num_ending
 
     # -- from outside ---------------------------------------------------------------
 
@@ -196,7 +206,9 @@ class Scheduler:
         Raises:
             EngineError: requests are left but none can run; the state is in the message.
         """
-        step = _Step(budget=self._limits.max_num_batched_tokens)
+        step = _Step(budget=self.step_tokens, swap_out=self._unplanned_swap_out)
+        self._unplanned_swap_out = []
+        self._growth.clear()
         self.blocks.begin_step()
         self._continue_running(step)
         if not step.preempted:
@@ -205,8 +217,10 @@ class Scheduler:
         self._look_ahead()
         seats = np.concatenate((step.seats, np.array(step.started_seats, dtype=np.int64)))
         if not len(seats):
-            if self.num_unfinished and not self._finished:
+            if self.num_unfinished and not self._finished and not self._unread:
                 raise EngineError(f"no request can be scheduled: {self.describe()}")
+            # Nothing runs until the next plan, so the blocks are as they were until then.
+            self._unplanned_swap_out = step.swap_out
             return None
         lengths = np.concatenate((step.lengths, np.array(step.started_lengths, dtype=np.int64)))
         return self._plan(step, seats, lengths)
@@ -219,33 +233,113 @@ class Scheduler:
             tokens: one token a sample; ``NO_TOKEN`` where the logits were not numbers,
                 ``NO_LEGAL_TOKEN`` where every token was ruled out.
         """
+        assert len(self._unread) == 1
+        self.expect(plan)
+        self.resolve(plan, tokens)
+
+    def expect(self, plan: StepPlan) -> None:
+        """Go on from a plan whose tokens are not read yet, so that the next can be planned.
+
+        Whatever is sampled, each row's output grows by one token, for which a number below 0
+        stands (``StepPlan.token_ids``). A row that this brings to its length has ended: it
+        leaves its blocks and its seat, and only its last token is still to be read. Any other
+        row is taken to go on; :meth:`resolve` knows better a step later.
+
+        No sample of the plan may need the host before the next step
+        (``SampleBatch.needs_host``).
+        """
         self.blocks.end_step()
-        seats, chosen = self._sampled, np.asarray(tokens, dtype=np.int64)
-        assert len(chosen) == len(seats) == len(plan.samples)
+        unread = self._unread[-1]
+        assert len(unread.seats) == len(plan.samples)
+        places = np.flatnonzero(self.running.still_sits(unread))
+        seats = unread.seats[places]
         scored = self.running.is_scored[seats]
-        failed, good = chosen < 0, (chosen >= 0) & ~scored
-        self.running.append(seats[good], chosen[good])
+        self.running.append(seats[~scored], -1 - places[~scored])
+        full = self.running.num_known[seats] >= self.running.max_total_tokens[seats]
+        for request in self.running.requests(seats[scored | full]):
+            self._leave_early(request)
+
+    def resolve(self, plan: StepPlan, tokens: npt.ArrayLike) -> None:
+        """Take the tokens of the oldest plan that :meth:`expect` was called for.
+
+        A row that turns out to have ended may be part of the next plan already, where it
+        computes a token more than it should: that is taken back from its account, and its
+        token there will be dropped. Its blocks can be given away at once, since the device
+        does one step after another.
+
+        Args:
+            plan: the plan.
+            tokens: as for :meth:`commit`.
+        """
+        unread, chosen = self._unread.popleft(), np.asarray(tokens, dtype=np.int64)
+        assert len(chosen) == len(unread.seats) == len(plan.samples)
+        there = self.running.still_sits(unread)
+        seats, good = unread.seats, there & (chosen >= 0)
+        self.running.settle(seats[good], chosen[good])
         self.counters.sampled_tokens += int(good.sum())
         self._note_first_tokens(seats[good])
-        looking = scored | good & self._stop_rules.may_end(self.running, seats)
-        ended = np.flatnonzero(failed | looking)
-        requests = self.running.requests(seats[ended])
+        looking = ~good
+        looking[good] = self._stop_rules.may_end(self.running, seats[good])
+        ended = np.flatnonzero(looking)
+        requests: list[Request] = unread.requests[ended].tolist()
+        self.running.requests(seats[ended[there[ended]]])
         for request, token in zip(requests, chosen[ended].tolist(), strict=True):
-            if token < 0:
-                self.fail(request, _without_token(request, token))
-                continue
-            if request.scores is not None:
+            if request.status is not Status.FINISHED:
+                self._resolve_one(request, token)
+
+    def _resolve_one(self, request: Request, token: int) -> None:
+        """Give a request the token that it waited for, and end it where that ends it."""
+        if token < 0:
+            if request.has_unread_token:
+                request.token_ids.pop()
+            self.fail(request, _without_token(request, token))
+            return
+        if request.scores is not None:
+            request.timeline.first_token = self._clock()
+            self._finish(request, FinishReason.STOP, None)
+            return
+        if request.has_unread_token:
+            request.token_ids[-1] = token
+            self.counters.sampled_tokens += 1
+            if request.timeline.first_token is None:
                 request.timeline.first_token = self._clock()
-                self._finish(request, FinishReason.STOP, None)
-                continue
-            reasons = self._stop_rules.check(request)
-            if reasons is None and request.constraint is not None:
-                if request.params.logprobs is not None:
-                    _settle_forced(request, request.constraint)
-                else:
-                    reasons = self._take_forced(request, request.constraint)
-            if reasons is not None:
-                self._finish(request, *reasons)
+        reasons = self._stop_rules.check(request)
+        if reasons is None and request.status is Status.ENDING:
+            reasons = FinishReason.LENGTH, None
+        if reasons is None and request.constraint is not None:
+            if request.params.logprobs is not None:
+                _settle_forced(request, request.constraint)
+            else:
+                reasons = self._take_forced(request, request.constraint)
+        if reasons is not None:
+            self._withdraw(request)
+            self._finish(request, *reasons)
+
+    def _leave_early(self, request: Request) -> None:
+        """Let a request go whose last token is sampled, but not read."""
+        request.left_in_index = self.blocks.private_nodes(request)
+        self.running.leave(request)
+        self.blocks.release(request)
+        request.status = Status.ENDING
+        self._num_ending += 1
+        if request.scores is None:
+            self._admission.lengths.add(request.num_output_tokens)
+
+    def _fill_pool(self, request: Request) -> None:
+        """End a request that no memory could ever help: its length is what it has."""
+        if request.has_unread_token:
+            self._leave_early(request)
+        else:
+            self._finish(request, FinishReason.LENGTH, None)
+
+    def _take_back_growth(self, request: Request) -> None:
+        """Take from a request's account what it took for a step after its end."""
+        seat = request.seat
+        if not self._unread or self.running.num_computed[seat] < self.running.num_known[seat]:
+            return
+        self.counters.decode_tokens -= 1
+        if request.request_id in self._growth:
+            self.blocks.take_back(request, *self._growth[request.request_id])
 
     def _take_forced(
         self, request: Request, constraint: Constraint
@@ -272,6 +366,10 @@ class Scheduler:
         now = self._clock()
         for request in running.requests(seats[first]):
             request.timeline.first_token = now
+
+    def limit_step(self, num_tokens: int) -> None:
+        """Plan no step of more tokens from now on; the limits hold all the same."""
+        self.step_tokens = min(num_tokens, self._limits.max_num_batched_tokens)
 
     def demand_blocks(self) -> int:
         """Count the blocks that running and preempted requests want at this moment."""
@@ -304,14 +402,18 @@ class Scheduler:
     def _continue_running(self, step: _Step) -> None:
         """Give the running rows their tokens, in the order of their start."""
         self._release_behind_windows()
-        seats = self.running.seats()
-        lengths = _within(step.budget, self.running.uncomputed(seats))
-        lengths = self._within_logits(step, seats, lengths)
-        seats, lengths = seats[lengths > 0], lengths[lengths > 0]
-        self._make_room_for(step, seats, lengths)
-        # Some may have had to leave.
-        stayed = self.running.is_taken(seats)
-        step.seats, step.lengths = seats[stayed], lengths[stayed]
+        # Where all that the budget reaches have to leave, those behind them take their place.
+        while len(self.running) and not len(step.seats):
+            seats = self.running.seats()
+            lengths = _within(step.budget, self.running.uncomputed(seats))
+            lengths = self._within_logits(step, seats, lengths)
+            seats, lengths = seats[lengths > 0], lengths[lengths > 0]
+            if not len(seats):
+                break
+            self._make_room_for(step, seats, lengths)
+            # Some may have had to leave.
+            stayed = self.running.is_taken(seats)
+            step.seats, step.lengths = seats[stayed], lengths[stayed]
         step.budget -= int(step.lengths.sum())
         self.running.advance(step.seats, step.lengths)
         self._publish_rows(step.seats, step.lengths)
@@ -343,8 +445,10 @@ class Scheduler:
         requests = self.running.requests(seats[short])
         grown = []
         for request, end in zip(requests, ends[short].tolist(), strict=True):
+            held, peak = len(request.block_table), request.account.peak_blocks
             if request.status is Status.RUNNING and self._make_room(step, request, end):
                 step.grown.add(request.request_id)
+                self._growth[request.request_id] = len(request.block_table) - held, peak
                 grown.append(request)
         self.running.take_tables(grown)
 
@@ -355,7 +459,7 @@ class Scheduler:
             victim = min(candidates, key=_worth)
             if victim is request and len(self.running) == 1:
                 # It fills the pool alone: no preemption could ever help it.
-                self._finish(request, FinishReason.LENGTH, None)
+                self._fill_pool(request)
                 return False
             self._preempt(step, victim)
             if victim is request:
@@ -373,6 +477,7 @@ class Scheduler:
         self._count(seats, lengths)
         sampling = np.flatnonzero(self.running.uncomputed(seats) == 0)
         self._sampled = seats[sampling]
+        self._unread.append(self.running.sitting(self._sampled))
         samples = self.running.samples(sampling, self._sampled, self._stop_rules.banned_now)
         if (self.running.end_logits[seats] > 0).any():
             given, logged = self.running.logged(seats, lengths, sampling)
@@ -515,7 +620,7 @@ class Scheduler:
         self.blocks.publish_all(victim)
         if self.blocks.most_blocks_for(len(victim.token_ids)) > self.blocks.pool.num_blocks:
             # Even alone it could not hold its next token.
-            self._finish(victim, FinishReason.LENGTH, None)
+            self._fill_pool(victim)
             return
         if self._swapper.take_out(victim, step.swap_out):
             victim.status = Status.SWAPPED
@@ -566,17 +671,28 @@ class Scheduler:
 
     def fail(self, request: Request, error: RowError) -> None:
         """End a request, wherever it stands, without letting others use its KV."""
+        self._withdraw(request)
+        request.error = error
+        self.blocks.discard(request)
+        self._finish(request, FinishReason.ERROR, None)
+
+    def _withdraw(self, request: Request) -> None:
+        """Take a request that is about to end out of its queue."""
         if request.status is Status.WAITING and request.arrival >= 0:
             with suppress(ValueError):
                 self.waiting.remove(request)
         elif request.status is Status.SWAPPED:
             self.swapped.remove(request)
-        request.error = error
-        self.blocks.discard(request)
-        self._finish(request, FinishReason.ERROR, None)
+        elif request.status is Status.RUNNING:
+            self._take_back_growth(request)
 
     def _finish(self, request: Request, reason: FinishReason, stop_reason: str | None) -> None:
         self.running.leave(request)
+        if request.has_unread_token:
+            request.token_ids.pop()
+        was_ending = request.status is Status.ENDING
+        self._num_ending -= was_ending
+        request.left_in_index = []
         self.blocks.release(request)
         if request.swapped is not None:
             self.swap_space.release(request.swapped.blocks)
@@ -586,6 +702,6 @@ class Scheduler:
         request.stop_reason = stop_reason
         request.timeline.finished = self._clock()
         self.counters.finished_requests += 1
-        if request.error is None and request.scores is None:
+        if request.error is None and request.scores is None and not was_ending:
             self._admission.lengths.add(request.num_output_tokens)
         self._finished.append(request)

@@ -78,6 +78,7 @@ class SpecialSample:
             bad words).
         constraint: rules out all other tokens than those it allows.
         forced: the one token that is chosen, where that is settled.
+        has_bad_words: the newest token decides which tokens are ``banned``.
     """
 
     index: int
@@ -87,6 +88,7 @@ class SpecialSample:
     banned: tuple[int, ...]
     constraint: Constraint | None = None
     forced: int | None = None
+    has_bad_words: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,19 @@ class SampleBatch:
     given: IntArray = field(default_factory=_nowhere)
     logged: tuple[LoggedTokens, ...] = ()
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether the next step cannot be planned before the host has read these tokens.
+
+        A constraint must see a token before it can say which may follow, bad words are told by
+        the tokens before them, penalties are over all tokens so far, and scores and logs are
+        read by the host as they are.
+        """
+        return bool(self.scored or self.logged) or any(
+            entry.constraint is not None or entry.has_bad_words or entry.params.has_penalties
+            for entry in self.special
+        )
+
     def __len__(self) -> int:
         """Count the samples."""
         return len(self.rows)
@@ -197,7 +212,8 @@ class StepPlan:
 
     Attributes:
         step: number of this step, from 0.
-        token_ids: [T] tokens to run.
+        token_ids: [T] tokens to run; ``-1 - i`` is the one that the step before this sampled
+            as its ``i``-th, which the host need not know yet.
         positions: [T] their absolute positions.
         slots: [T] where their K and V go: ``block * block_size + offset``.
         query_starts: [R + 1] where each row begins in the T tokens.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from batchgen.config import Config
+from batchgen.config import Config, Overlap
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager, Window
 from batchgen.engine.costs import PreemptionCosts
@@ -25,6 +25,7 @@ from batchgen.job.inputs import model_source
 from batchgen.runtime.attention import AttentionBackend
 from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
 from batchgen.runtime.debug import DebugExecutor
+from batchgen.runtime.device.card import Card, CudaCard
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.fixed_rows import fix_row_counts
 from batchgen.runtime.kv_cache import (
@@ -39,14 +40,16 @@ from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.memory import (
     GIB,
     Ledger,
+    StepMemory,
     available_host_bytes,
     blocks_in,
     default_cpu_pool_bytes,
     default_swap_bytes,
     gpu_pool_bytes,
+    others_bytes,
 )
 from batchgen.runtime.model import LoadedModel, load_model, resolve_device
-from batchgen.runtime.profile import activation_bytes
+from batchgen.runtime.profile import measure_steps
 from batchgen.runtime.threads import use_threads
 
 # Tokens of a step: on a CPU about what keeps a layer's temporaries in the caches, on a
@@ -161,12 +164,17 @@ def build_engine(
         costs=PreemptionCosts(cache.measure_swap_s_per_block()),
         clock=time.perf_counter,
     )
+    overlaps = config.engine.overlap is Overlap.on or (
+        config.engine.overlap is Overlap.auto and device.type == "cuda"
+    )
     executor: Executor = model_executor
     debug = DebugLedger(scheduler) if config.engine.debug else None
     if debug is not None:
         executor = DebugExecutor(model_executor, debug, say)
+    # Debugging looks at the pool between two steps.
+    launcher = model_executor if overlaps and debug is None else None
     return LoadedEngine(
-        engine=Engine(scheduler, executor, clock=time.perf_counter),
+        engine=Engine(scheduler, executor, launcher=launcher, clock=time.perf_counter),
         executor=model_executor,
         debug=debug,
         ledger=ledger,
@@ -204,11 +212,13 @@ def size_pool(
     """
     device, pool = loaded.model.device, config.pool
     per_token = kv_bytes_per_token(loaded.layers, kv_format.dtype)
-    activations = 0
-    if device.type == "cuda":
-        activations = activation_bytes(
+    card = CudaCard(device) if device.type == "cuda" else None
+    steps = StepMemory()
+    if card is not None:
+        steps = measure_steps(
             loaded,
             attention,
+            card,
             num_tokens=step_tokens,
             num_rows=config.engine.max_num_seqs,
             block_size=pool.block_size,
@@ -216,7 +226,7 @@ def size_pool(
         )
     num_blocks = pool.num_blocks
     if num_blocks is None:
-        budget = _pool_budget(config, device, activations)
+        budget = _pool_budget(config, card, steps)
         num_blocks = blocks_in(budget, per_token, pool.block_size)
     if num_blocks < 1:
         raise UsageError(
@@ -226,11 +236,13 @@ def size_pool(
         )
     return Ledger(
         weights_bytes=loaded.weight_bytes,
-        activations_bytes=activations,
+        activations_bytes=steps.activations,
         bytes_per_token=per_token,
         block_size=pool.block_size,
         num_blocks=num_blocks,
         num_swap_blocks=_swap_blocks(config, per_token),
+        graphs_bytes=steps.graphs,
+        others_bytes=others_bytes(card) if card is not None else 0,
     )
 
 
@@ -256,15 +268,15 @@ def plan_ledger(config: Config, layers: list[LayerGeometry], dtype: torch.dtype)
     if num_blocks is None:
         if device.type == "cuda":
             return None
-        num_blocks = blocks_in(_pool_budget(config, device, 0), per_token, config.pool.block_size)
+        budget = _pool_budget(config, None, StepMemory())
+        num_blocks = blocks_in(budget, per_token, config.pool.block_size)
     swap = _swap_blocks(config, per_token)
     return Ledger(0, 0, per_token, config.pool.block_size, num_blocks, swap)
 
 
-def _pool_budget(config: Config, device: torch.device, activations: int) -> int:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return gpu_pool_bytes(total, total - free, activations, config.pool.gpu_memory_utilization)
+def _pool_budget(config: Config, card: Card | None, steps: StepMemory) -> int:
+    if card is not None:
+        return gpu_pool_bytes(card, steps, config.pool.gpu_memory_utilization)
     if config.pool.cpu_memory_gib is not None:
         return int(config.pool.cpu_memory_gib * GIB)
     return default_cpu_pool_bytes(available_host_bytes())

@@ -7,6 +7,7 @@ from transformers import AttentionInterface
 
 from batchgen.engine.step import StepPlan
 from batchgen.kernels.reference import AttentionOptions
+from batchgen.runtime.device.upload import Put
 from batchgen.runtime.kv_cache import KVCache
 
 # Not "flash", "paged|" or "a/b": transformers reads a meaning into those names.
@@ -94,5 +95,14 @@ class AttentionBackend(Protocol):
 
     name: str
 
-    def begin(self, plan: StepPlan, cache: KVCache) -> LayerAttention:
-        """Prepare what all layers of a step have in common."""
+    def begin(self, plan: StepPlan, cache: KVCache, put: Put) -> LayerAttention:
+        """Prepare what all layers of a step have in common.
+
+        Called before the step's inputs are on the device: what depends on the values of a
+        tensor is computed in :meth:`LayerAttention.attend`, or from the plan.
+
+        Args:
+            plan: the step.
+            cache: the pool.
+            put: uploads an array.
+        """

@@ -86,7 +86,7 @@ def _make(name: AttentionName, needs: AttentionNeeds) -> AttentionBackend:
     if name is AttentionName.NATIVE:
         return NativeAttention(needs.sharing)
     if name is AttentionName.TORCH:
-        return TorchAttention(needs.device, needs.sharing)
+        return TorchAttention(needs.sharing)
     from batchgen.runtime.triton_attention import TritonAttention
 
     if needs.device.index is not None:

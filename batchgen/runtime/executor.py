@@ -1,18 +1,54 @@
 """Runs step plans: swap copies, the forward pass, the sampler."""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
 from batchgen.engine.step import IntArray, StepPlan
-from batchgen.runtime.attention import AttentionBackend
+from batchgen.errors import OutOfDeviceMemoryError
+from batchgen.runtime.attention import AttentionBackend, LayerAttention
+from batchgen.runtime.device.api import Device
+from batchgen.runtime.device.cuda import device_of
+from batchgen.runtime.device.download import Arrival, Downloads
+from batchgen.runtime.device.sampled import SampledTokens, feed, needs_feeding
+from batchgen.runtime.device.upload import Uploads
 from batchgen.runtime.kv_cache import KVCache
-from batchgen.runtime.sampler import sample
+from batchgen.runtime.sampler import Choice, choose, prepare
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A step whose inputs are on their way to the device.
+
+    The tensors hold their values only while the step's work runs.
+
+    Attributes:
+        plan: what it computes.
+        token_ids, positions: [T] int64.
+        logits_at: int64, ``StepPlan.logits_at``.
+        attention: what stands behind the layers' attention.
+        choice: how the tokens are chosen.
+    """
+
+    plan: StepPlan
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    logits_at: torch.Tensor
+    attention: LayerAttention
+    choice: Choice
 
 
 class ModelExecutor:
     """The executor over a stock transformers model and a KV pool on one device.
+
+    Args:
+        model: in evaluation mode.
+        cache: the pool's tensors.
+        attention: the backend.
+        device: the model's; None finds it.
 
     Attributes:
         cache: the pool's tensors.
@@ -24,38 +60,94 @@ class ModelExecutor:
         model: PreTrainedModel,
         cache: KVCache,
         attention: AttentionBackend,
+        device: Device | None = None,
     ) -> None:
         self.cache = cache
         self.swap_s = 0.0
         self._model = model
-        self._device = model.device
         self._attention = attention
+        self._device = device or device_of(model.device)
+        self._uploads = Uploads(self._device)
+        self._downloads = Downloads(self._device)
+        self._sampled = SampledTokens(self._device)
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> IntArray:
         """Run a plan; see :class:`batchgen.engine.loop.Executor`."""
+        return self.launch(plan).tokens()
+
+    def launch(self, plan: StepPlan) -> Arrival:
+        """Enqueue all work of a plan; the host waits for nothing but a free buffer.
+
+        Returns:
+            The S sampled tokens, on their way to the host.
+
+        Raises:
+            OutOfDeviceMemoryError: the forward pass found no memory; the copies are done.
+        """
+        step = self.prepare(plan)
+        last, sampled = self._sampled.begin(len(plan.samples))
+        feeds = needs_feeding(plan)
+        self._device.compute.run(lambda: self._move_blocks(plan))
+
+        @torch.inference_mode()
+        def work() -> None:
+            if feeds:
+                feed(step.token_ids, last)
+            sampled.copy_(choose(self.logits(step), step.choice))
+
+        self._run_or_refuse(work)
+        return self._downloads.send(sampled)
+
+    def prepare(self, plan: StepPlan) -> PreparedStep:
+        """Send a plan's arrays to the device."""
+        self._uploads.begin()
+        put = self._uploads.put
+        step = PreparedStep(
+            plan=plan,
+            token_ids=put(plan.token_ids),
+            positions=put(plan.positions),
+            logits_at=put(plan.logits_at),
+            attention=self._attention.begin(plan, self.cache, put),
+            choice=prepare(plan.samples, put),
+        )
+        self._uploads.send()
+        return step
+
+    @torch.inference_mode()
+    def logits(self, step: PreparedStep) -> torch.Tensor:
+        """Run the forward pass of a prepared step.
+
+        Returns:
+            [S + P, V] float32 logits of the plan's samples, then of its given tokens.
+        """
+        output = self._model(
+            input_ids=step.token_ids[None],
+            position_ids=step.positions[None],
+            use_cache=False,
+            logits_to_keep=step.logits_at,
+            paged=step.attention,
+        )
+        samples = step.plan.samples
+        logits: torch.Tensor = output.logits[0, : len(samples) + len(samples.given)]
+        return logits.float()
+
+    def _run_or_refuse(self, work: Callable[[], None]) -> None:
+        """Enqueue a forward pass; where memory is short, what torch keeps in hand goes first.
+
+        Raises:
+            OutOfDeviceMemoryError: there is not enough. What was enqueued of the pass writes
+                what the pass would have written, and nothing else.
+        """
+        try:
+            self._device.compute.run(work)
+        except torch.OutOfMemoryError as error:
+            self._device.trim()
+            raise OutOfDeviceMemoryError(str(error)) from error
+
+    @torch.inference_mode()
+    def _move_blocks(self, plan: StepPlan) -> None:
         started = time.perf_counter()
         self.cache.swap_out(plan.swap_out)
         self.cache.copy(plan.copies)
         self.cache.swap_in(plan.swap_in)
         self.swap_s += time.perf_counter() - started
-        logits = self.logits(plan)
-        return sample(logits, plan.samples)
-
-    @torch.inference_mode()
-    def logits(self, plan: StepPlan) -> torch.Tensor:
-        """Run the forward pass.
-
-        Returns:
-            [S + P, V] float32 logits of the plan's samples, then of its given tokens.
-        """
-        samples = plan.samples
-        output = self._model(
-            input_ids=torch.from_numpy(plan.token_ids).to(self._device)[None],
-            position_ids=torch.from_numpy(plan.positions).to(self._device)[None],
-            use_cache=False,
-            logits_to_keep=torch.from_numpy(plan.logits_at).to(self._device),
-            paged=self._attention.begin(plan, self.cache),
-        )
-        logits: torch.Tensor = output.logits[0, : len(samples) + len(samples.given)]
-        return logits.float()

@@ -5,10 +5,10 @@ from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from batchgen.engine.step import StepPlan
 from batchgen.kernels.cascade import CascadeLayout, OwnKeys, SharedSegment
+from batchgen.runtime.device.upload import Put
 
 Ints = npt.NDArray[np.int64]
 
@@ -45,17 +45,24 @@ class SharedRun:
 def cascade_layout(
     plan: StepPlan,
     block_size: int,
-    device: torch.device,
+    put: Put,
     sharing: SharedPrefix = SharedPrefix.AUTO,
 ) -> CascadeLayout:
-    """Find the segments that neighbouring rows share, on several levels, and the rest."""
+    """Find the segments that neighbouring rows share, on several levels, and the rest.
+
+    Args:
+        plan: the step.
+        block_size: tokens in a block.
+        put: uploads an array.
+        sharing: which segments to look for.
+    """
     tables = plan.block_tables.astype(np.int64)
     lengths = np.diff(plan.query_starts)
     runs = shared_runs(plan, block_size, sharing)
     shared = shared_blocks(runs, plan.num_rows)
     segments = [
         SharedSegment(
-            torch.from_numpy(tables[run.first, run.start : run.stop].copy()).to(device),
+            put(tables[run.first, run.start : run.stop]),
             int(plan.query_starts[run.first]),
             int(plan.query_starts[run.end]),
         )
@@ -63,7 +70,7 @@ def cascade_layout(
     ]
     own_keys = plan.context_lens - shared * block_size
     own = [
-        _own_keys(plan, tables, shared, rows, block_size, device)
+        _own_keys(plan, tables, shared, rows, block_size, put)
         for rows in _batches(lengths, own_keys)
     ]
     return CascadeLayout(segments, own)
@@ -145,7 +152,7 @@ def _joins(batch: list[int], row: int, lengths: Ints, own_keys: Ints) -> bool:
 
 
 def _own_keys(
-    plan: StepPlan, tables: Ints, shared: Ints, rows: Ints, block_size: int, device: torch.device
+    plan: StepPlan, tables: Ints, shared: Ints, rows: Ints, block_size: int, put: Put
 ) -> OwnKeys:
     starts = plan.query_starts[rows]
     lengths = plan.query_starts[rows + 1] - starts
@@ -159,14 +166,10 @@ def _own_keys(
     # Place of each query among its row's own keys.
     places = (keys - lengths)[:, None] + np.minimum(at, lengths[:, None] - 1)
     key_at = np.arange(width * block_size)
-
-    def tensor(array: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
     return OwnKeys(
-        tokens=tensor(tokens),
-        real=tensor(np.flatnonzero(real)),
-        blocks=tensor(blocks),
-        hidden=tensor(key_at[None, None, :] > places[:, :, None]),
-        unused=tensor(np.flatnonzero(key_at[None, :] >= keys[:, None])),
+        tokens=put(tokens),
+        real=put(np.flatnonzero(real)),
+        blocks=put(blocks),
+        hidden=put(key_at[None, None, :] > places[:, :, None]),
+        unused=put(np.flatnonzero(key_at[None, :] >= keys[:, None])),
     )

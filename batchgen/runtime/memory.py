@@ -4,7 +4,22 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchgen.runtime.device.card import Card
+
 GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """What steps take on a GPU beside weights and pool, in bytes.
+
+    Attributes:
+        activations: peak of the largest step.
+        graphs: of captured steps.
+    """
+
+    activations: int = 0
+    graphs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +34,8 @@ class Ledger:
         block_size: tokens in a block.
         num_blocks: blocks of the pool.
         num_swap_blocks: blocks of the CPU pool.
+        graphs_bytes: measured memory of captured decode steps.
+        others_bytes: what other processes hold of a GPU, and this one beside its tensors.
     """
 
     weights_bytes: int
@@ -27,6 +44,8 @@ class Ledger:
     block_size: int
     num_blocks: int
     num_swap_blocks: int
+    graphs_bytes: int = 0
+    others_bytes: int = 0
 
     @property
     def bytes_per_block(self) -> int:
@@ -58,9 +77,11 @@ class Ledger:
             for name, tokens in lengths.items()
         )
         swap = self.bytes_per_block * self.num_swap_blocks
+        others = f", held by others {_gib(self.others_bytes)}" if self.others_bytes else ""
         return (
             f"memory: weights {_gib(self.weights_bytes)}, activations "
-            f"{_gib(self.activations_bytes)}, pool {_gib(self.pool_bytes)}, swap {_gib(swap)}\n"
+            f"{_gib(self.activations_bytes)}, graphs {_gib(self.graphs_bytes)}, "
+            f"pool {_gib(self.pool_bytes)}, swap {_gib(swap)}{others}\n"
             f"pool: {self.bytes_per_token:,} bytes a token, {self.bytes_per_block:,} a block of "
             f"{self.block_size}; {self.num_blocks:,} blocks = {self.pool_tokens:,} tokens\n"
             f"rows at once with nothing shared: {rows}"
@@ -96,16 +117,24 @@ def default_swap_bytes(available: int) -> int:
     return min(4 * GIB, available // 4)
 
 
-def gpu_pool_bytes(total: int, used: int, activations: int, utilization: float) -> int:
+def gpu_pool_bytes(card: Card, steps: StepMemory, utilization: float) -> int:
     """Bytes left for the pool on a GPU.
 
+    What others hold counts as ours does: ``utilization`` is of the whole card, so that a
+    second process finds its share free.
+
     Args:
-        total: the card's memory.
-        used: what weights and other processes hold now.
-        activations: measured peak of a full step above that.
-        utilization: share of the card we may fill.
+        card: holds the weights.
+        steps: what steps take above that.
+        utilization: share of the card that may be full.
     """
-    return int(total * utilization) - used - activations
+    used = card.total() - card.free()
+    return int(card.total() * utilization) - used - steps.activations - steps.graphs
+
+
+def others_bytes(card: Card) -> int:
+    """Bytes of a card that torch does not hold in this process."""
+    return card.total() - card.free() - card.held()
 
 
 def _meminfo_available() -> int:

@@ -7,6 +7,7 @@ from batchgen.engine.step import StepPlan
 from batchgen.kernels.native.paged_attention import PackedRows, native_paged_attention
 from batchgen.kernels.reference import AttentionOptions, store_kv
 from batchgen.runtime.attention import LayerAttention
+from batchgen.runtime.device.upload import Put
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.layout import SharedPrefix
 
@@ -24,17 +25,17 @@ class NativeAttention:
     def __init__(self, sharing: SharedPrefix = SharedPrefix.AUTO) -> None:
         self._shares = sharing is not SharedPrefix.OFF
 
-    def begin(self, plan: StepPlan, cache: KVCache) -> LayerAttention:
+    def begin(self, plan: StepPlan, cache: KVCache, put: Put) -> LayerAttention:
         """Say where the step's keys lie."""
-        return _NativeStep(plan, cache, self._shares)
+        return _NativeStep(plan, cache, put, self._shares)
 
 
 class _NativeStep:
     """Attention of one step: stores the new K and V, then attends to the pool."""
 
-    def __init__(self, plan: StepPlan, cache: KVCache, shares: bool) -> None:
+    def __init__(self, plan: StepPlan, cache: KVCache, put: Put, shares: bool) -> None:
         self._cache = cache
-        self._slots = torch.from_numpy(plan.slots)
+        self._slots = put(plan.slots)
         rows = np.repeat(np.arange(plan.num_rows), np.diff(plan.query_starts))
         self._packed = PackedRows(
             np.ascontiguousarray(plan.block_tables), rows, plan.positions, shares

@@ -1,12 +1,13 @@
 """Measuring what a full step takes on a GPU beside weights and pool."""
 
 import numpy as np
-import torch
 
 from batchgen.engine.step import SampleBatch, StepPlan
 from batchgen.runtime.attention import AttentionBackend
+from batchgen.runtime.device.card import Card
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache, KVFormat
+from batchgen.runtime.memory import StepMemory
 from batchgen.runtime.model import LoadedModel
 
 
@@ -46,17 +47,17 @@ def full_step(num_tokens: int, num_rows: int, block_size: int) -> StepPlan:
     )
 
 
-def activation_bytes(
+def measure_steps(
     loaded: LoadedModel,
     attention: AttentionBackend,
+    card: Card,
     *,
     num_tokens: int,
     num_rows: int,
     block_size: int,
     kv_format: KVFormat,
-) -> int:
-    """Run the largest step once on the GPU and give the peak above what was held before."""
-    device = loaded.model.device
+) -> StepMemory:
+    """Run the largest step once, over a pool of its own, and look at what it takes."""
     num_tokens = min(num_tokens, loaded.max_model_len)
     cache = KVCache(
         loaded.layers,
@@ -64,14 +65,17 @@ def activation_bytes(
         block_size,
         num_swap_blocks=0,
         dtype=kv_format.dtype,
-        device=device,
+        device=loaded.model.device,
         scales=kv_format.scales,
     )
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
     executor = ModelExecutor(loaded.model, cache, attention)
-    executor.execute(full_step(num_tokens, num_rows, block_size))
-    peak = torch.cuda.max_memory_allocated(device) - before
-    del cache
-    torch.cuda.empty_cache()
-    return peak
+    plan = full_step(num_tokens, num_rows, block_size)
+    # What libraries set up when they are first used stays: it is no part of the peak.
+    executor.execute(plan)
+    before = card.in_use()
+    card.begin_peak()
+    executor.execute(plan)
+    activations = card.peak_in_use() - before
+    del cache, executor
+    card.trim()
+    return StepMemory(activations)

@@ -8,6 +8,8 @@ position) alone, so a row's result depends on no neighbour, no order and no resu
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,7 @@ from batchgen.engine.step import (
     ScoredSample,
     SpecialSample,
 )
+from batchgen.runtime.device.upload import Put
 from batchgen.runtime.logprobs import LoggedLogits
 from batchgen.sampling import SamplingParams
 
@@ -31,18 +34,72 @@ _ROWS = 32
 _TOP_P_SLACK = 1e-7
 
 
-def sample(logits: torch.Tensor, samples: SampleBatch) -> IntArray:
-    """Choose one token for each row.
+@dataclass(frozen=True, slots=True)
+class _RandomRows:
+    """R of a batch's rows that are drawn together; all on the device.
+
+    Attributes:
+        rows: [R] int64 places in the batch.
+        noise: [R, 1] float64 in [0, 1).
+        temperature: [R, 1] float64.
+        min_p, top_k, top_p: [R, 1] float64; None where no row asks for it.
+    """
+
+    rows: torch.Tensor
+    noise: torch.Tensor
+    temperature: torch.Tensor
+    min_p: torch.Tensor | None
+    top_k: torch.Tensor | None
+    top_p: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a batch's tokens are chosen, on the device.
+
+    Attributes:
+        samples: the batch.
+        random: its rows that are not greedy, some at a time.
+        banned: [B, 2] int64 pairs of row and token that may not be; None where all may.
+    """
+
+    samples: SampleBatch
+    random: tuple[_RandomRows, ...]
+    banned: torch.Tensor | None
+
+
+def prepare(samples: SampleBatch, put: Put) -> Choice:
+    """Upload how to choose, before the logits are there.
+
+    Args:
+        samples: S descriptions of how to choose.
+        put: uploads an array.
+    """
+    random = np.flatnonzero(samples.temperature > 0)
+    starts = range(0, len(random), _ROWS)
+    banned = [(entry.index, token) for entry in samples.special for token in entry.banned]
+    return Choice(
+        samples=samples,
+        random=tuple(_random_rows(samples, random[at : at + _ROWS], put) for at in starts),
+        banned=put(np.array(banned, dtype=np.int64)) if banned else None,
+    )
+
+
+def choose(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+    """Choose one token for each row; the host waits for nothing.
+
+    Constraints, penalties, bias, scores and logs are the exception: those need the host.
 
     Args:
         logits: [S + P, V] float32 logits of the samples, then of the given tokens; the former
             are changed in place.
-        samples: S descriptions of how to choose.
+        choice: how; see :func:`prepare`.
 
     Returns:
-        [S] token ids; ``NO_TOKEN`` where a row's logits hold a NaN, ``NO_LEGAL_TOKEN``
-        where every token is ruled out.
+        [S] int64 token ids; ``NO_TOKEN`` where a row's logits hold a NaN,
+        ``NO_LEGAL_TOKEN`` where every token is ruled out.
     """
+    samples = choice.samples
     logits, given = logits[: len(samples)], logits[len(samples) :]
     logged = LoggedLogits.take(logits, given, samples.logged)
     _score(logits, samples.scored)
@@ -51,22 +108,30 @@ def sample(logits: torch.Tensor, samples: SampleBatch) -> IntArray:
             _bias(logits[entry.index], entry.params)
         if entry.params.has_penalties:
             _penalize(logits[entry.index], entry)
-        if entry.banned:
-            logits[entry.index, list(entry.banned)] = float("-inf")
+    if choice.banned is not None:
+        rows, ids = choice.banned.unbind(1)
+        logits.view(-1).index_fill_(0, rows * logits.shape[1] + ids, float("-inf"))
     _constrain(logits, samples.special)
     _force(logits, samples.special)
     tokens = logits.argmax(dim=-1)
-    random = np.flatnonzero(samples.temperature > 0)
-    for start in range(0, len(random), _ROWS):
-        rows = random[start : start + _ROWS]
-        tokens[rows] = _draw(logits[rows], samples, rows)
+    for random in choice.random:
+        tokens.index_copy_(0, random.rows, _draw(logits.index_select(0, random.rows), random))
     # The largest logit of a row with a NaN is NaN: one look at [S] instead of [S, V].
     if len(samples):
         largest = logits.amax(dim=-1)
         tokens.masked_fill_(largest.isnan(), NO_TOKEN)
         tokens.masked_fill_(largest == float("-inf"), NO_LEGAL_TOKEN)
     logged.write(tokens)
-    chosen: IntArray = tokens.cpu().numpy()
+    return tokens
+
+
+def sample(logits: torch.Tensor, samples: SampleBatch) -> IntArray:
+    """Choose one token for each row of logits that are there already; see :func:`choose`."""
+
+    def put(array: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(logits.device)
+
+    chosen: IntArray = choose(logits, prepare(samples, put)).cpu().numpy()
     return chosen
 
 
@@ -144,43 +209,50 @@ def _bits(words: MaskWords, device: torch.device) -> torch.Tensor:
     return ((packed[:, :, None] >> places) & 1).flatten(1).bool()
 
 
-def _draw(logits: torch.Tensor, samples: SampleBatch, rows: IntArray) -> torch.Tensor:
+def _random_rows(samples: SampleBatch, rows: IntArray, put: Put) -> _RandomRows:
+    """Upload how to draw [R] rows of a batch; filters that no row asks for are left out."""
+
+    def column(values: npt.NDArray[np.float64] | IntArray) -> torch.Tensor:
+        return put(values.astype(np.float64)[:, None])
+
+    top_k, top_p, min_p = samples.top_k[rows], samples.top_p[rows], samples.min_p[rows]
+    cuts = bool(((top_k > 0) | (top_p < 1)).any())
+    return _RandomRows(
+        rows=put(rows),
+        noise=column(_uniform(samples.noise_keys[rows], samples.positions[rows])),
+        temperature=column(samples.temperature[rows]),
+        min_p=column(min_p) if (min_p > 0).any() else None,
+        top_k=column(np.where(top_k > 0, top_k, np.inf)) if cuts else None,
+        top_p=column(top_p) if cuts else None,
+    )
+
+
+def _draw(logits: torch.Tensor, random: _RandomRows) -> torch.Tensor:
     """Sample [R] tokens from [R, V] logits by inverting the distribution function."""
-    probabilities = _filtered_probabilities(logits, samples, rows)
-    cumulative = probabilities.cumsum(dim=-1)
-    uniform = _uniform(samples.noise_keys[rows], samples.positions[rows])
-    noise = torch.from_numpy(uniform).to(logits.device)
+    cumulative = _filtered_probabilities(logits, random).cumsum(dim=-1)
     # Below the total even after rounding, so that a token with probability is found.
     total = cumulative[:, -1:]
-    target = torch.minimum(noise[:, None] * total, torch.nextafter(total, total * 0))
+    target = torch.minimum(random.noise * total, torch.nextafter(total, total * 0))
     return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
 
-def _filtered_probabilities(
-    logits: torch.Tensor, samples: SampleBatch, rows: IntArray
-) -> torch.Tensor:
+def _filtered_probabilities(logits: torch.Tensor, random: _RandomRows) -> torch.Tensor:
     """Give [R, V] float64 probabilities after temperature, min_p, top_k and top_p."""
-
-    def column(values: npt.NDArray[np.float64] | IntArray) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.float64)).to(logits.device)[:, None]
-
-    top_k, top_p, min_p = samples.top_k[rows], samples.top_p[rows], samples.min_p[rows]
-    temperature = column(samples.temperature[rows]).clamp_min(1e-30)
     # The maximum is subtracted before the division: no temperature overflows it.
     shifted = logits.double() - logits.max(dim=-1, keepdim=True).values.double()
-    probabilities = torch.softmax(shifted / temperature, dim=-1)
-    if (min_p > 0).any():
-        floor = column(min_p) * probabilities.amax(dim=-1, keepdim=True)
+    probabilities = torch.softmax(shifted / random.temperature.clamp_min(1e-30), dim=-1)
+    if random.min_p is not None:
+        floor = random.min_p * probabilities.amax(dim=-1, keepdim=True)
         probabilities = _keep(probabilities, probabilities >= floor)
-    if ((top_k <= 0) & (top_p >= 1)).all():
+    if random.top_k is None or random.top_p is None:
         return probabilities
     # A stable sort: of equally likely tokens the lowest ids are kept first.
     ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)[None]
-    ordered = _keep(ordered, rank < column(np.where(top_k > 0, top_k, logits.shape[-1])))
+    ordered = _keep(ordered, rank < random.top_k)
     before = ordered.cumsum(dim=-1) - ordered
-    most = column(top_p)
-    ordered = _keep(ordered, (before < most - _TOP_P_SLACK) | (rank == 0) | (most >= 1))
+    kept = (before < random.top_p - _TOP_P_SLACK) | (rank == 0) | (random.top_p >= 1)
+    ordered = _keep(ordered, kept)
     return torch.zeros_like(ordered).scatter_(-1, ids, ordered)
 
 

@@ -7,6 +7,7 @@ from batchgen.engine.step import StepPlan
 from batchgen.kernels.cascade import cascade_attention
 from batchgen.kernels.reference import AttentionOptions, paged_attention, store_kv
 from batchgen.runtime.attention import LayerAttention
+from batchgen.runtime.device.upload import Put
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.layout import SharedPrefix, cascade_layout
 
@@ -15,31 +16,27 @@ class TorchAttention:
     """The backend; see :class:`batchgen.runtime.attention.AttentionBackend`.
 
     Args:
-        device: of the model and the pool.
         sharing: whether a shared prefix is attended to once for all its rows.
     """
 
     name = "torch"
 
-    def __init__(self, device: torch.device, sharing: SharedPrefix = SharedPrefix.AUTO) -> None:
-        self._device = device
+    def __init__(self, sharing: SharedPrefix = SharedPrefix.AUTO) -> None:
         self._sharing = sharing
 
-    def begin(self, plan: StepPlan, cache: KVCache) -> LayerAttention:
+    def begin(self, plan: StepPlan, cache: KVCache, put: Put) -> LayerAttention:
         """Find what the step's rows share."""
-        return _TorchStep(plan, cache, self._device, self._sharing)
+        return _TorchStep(plan, cache, put, self._sharing)
 
 
 class _TorchStep:
     """Attention of one step: stores the new K and V, then attends to the pool."""
 
-    def __init__(
-        self, plan: StepPlan, cache: KVCache, device: torch.device, sharing: SharedPrefix
-    ) -> None:
+    def __init__(self, plan: StepPlan, cache: KVCache, put: Put, sharing: SharedPrefix) -> None:
         self._cache = cache
-        self._layout = cascade_layout(plan, cache.block_size, device, sharing)
-        self._slots = torch.from_numpy(plan.slots).to(device)
-        self._block_tables = torch.from_numpy(plan.block_tables.astype(np.int64)).to(device)
+        self._layout = cascade_layout(plan, cache.block_size, put, sharing)
+        self._slots = put(plan.slots)
+        self._block_tables = put(plan.block_tables.astype(np.int64))
         self._query_starts = plan.query_starts.tolist()
         self._context_lens = plan.context_lens.tolist()
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import lcm
 
+import numpy as np
 import torch
 
 from batchgen.engine.step import StepPlan
@@ -20,6 +21,7 @@ from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.store_kv import store_kv
 from batchgen.kernels.triton.tiles import LARGEST_HEAD, MANY_QUERIES, MOST_KEYS, attention_tile
 from batchgen.runtime.attention import LayerAttention
+from batchgen.runtime.device.upload import Put
 from batchgen.runtime.kv_cache import KVCache, LayerGeometry, is_fp8
 from batchgen.runtime.layout import SharedPrefix, SharedRun, shared_runs
 from batchgen.runtime.paged_inputs import PagedInputs, exact_inputs
@@ -69,15 +71,13 @@ class TritonAttention:
         self._sharing = sharing if sees_all else SharedPrefix.OFF
         self._deterministic = deterministic
 
-    def begin(self, plan: StepPlan, cache: KVCache) -> LayerAttention:
-        """Lay the step out and copy it to the device, without waiting for it."""
+    def begin(self, plan: StepPlan, cache: KVCache, put: Put) -> LayerAttention:
+        """Lay the step out in one array."""
         runs = self.shared_runs(plan, cache.block_size)
         inputs = exact_inputs(plan, cache.block_size, runs)
-        device = cache.keys[0].device
-        # Pinned memory of torch's own cache is not given out again before the copy is done.
-        host = torch.empty(inputs.size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        inputs.fill(host.numpy(), plan, runs)
-        return self.over(inputs, host.to(device, non_blocking=True), cache)
+        array = np.empty(inputs.size, dtype=np.int32)
+        inputs.fill(array, plan, runs)
+        return self.over(inputs, put(array), cache)
 
     def shared_runs(self, plan: StepPlan, block_size: int) -> list[SharedRun]:
         """Find what rows attend to together."""

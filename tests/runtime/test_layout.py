@@ -86,7 +86,7 @@ def test_cascade_equals_row_by_row_on_any_step(step, heads, data: st.DataObject)
             patch.object(layout_module, "_MIN_SHARED_READS", reads),
             patch.object(cascade_module, "_MAX_BIAS", bias),
         ):
-            layout = cascade_layout(plan, size, torch.device("cpu"), sharing)
+            layout = cascade_layout(plan, size, torch.from_numpy, sharing)
             out = cascade_attention(query, keys, values, layout, scale=0.5, softcap=softcap)
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
@@ -108,7 +108,7 @@ def test_a_forest_of_prefixes_is_found_on_every_level() -> None:
     system, documents = [0, 1], ([2, 3, 4], [5, 6, 7])
     tables = [[*system, *documents[row // 4], 10 + row] for row in range(8)]
     plan = _plan(tables, [81] * 8, [1] * 8)
-    layout = cascade_layout(plan, 16, torch.device("cpu"), SharedPrefix.ON)
+    layout = cascade_layout(plan, 16, torch.from_numpy, SharedPrefix.ON)
     found = [(s.blocks.tolist(), s.first_token, s.end_token) for s in layout.segments]
     assert found == [([0, 1], 0, 8), ([2, 3, 4], 0, 4), ([5, 6, 7], 4, 8)]
     assert [rows.tokens.shape for rows in layout.own] == [(8, 1)]
@@ -119,7 +119,7 @@ def test_a_row_that_computes_a_shared_block_itself_does_not_take_part_in_it() ->
     # Row 0 computes blocks 0 and 1 in this step, rows 1 to 8 hit them.
     tables = [[0, 1, 20 + row] for row in range(9)]
     plan = _plan(tables, [40] * 9, [40, *[8] * 8])
-    layout = cascade_layout(plan, 16, torch.device("cpu"), SharedPrefix.ON)
+    layout = cascade_layout(plan, 16, torch.from_numpy, SharedPrefix.ON)
     found = [(s.blocks.tolist(), s.first_token, s.end_token) for s in layout.segments]
     assert found == [([0, 1], 40, 104)]
 
@@ -128,18 +128,18 @@ def test_auto_shares_where_many_rows_or_a_long_prefix_make_it_pay() -> None:
     found = {}
     for rows in (8, 64):
         plan = _plan([[0, 1, 20 + row] for row in range(rows)], [40] * rows, [1] * rows)
-        layout = cascade_layout(plan, 16, torch.device("cpu"), SharedPrefix.AUTO)
+        layout = cascade_layout(plan, 16, torch.from_numpy, SharedPrefix.AUTO)
         found[rows] = len(layout.segments)
     assert found == {8: 0, 64: 1}
 
 
 def test_off_shares_nothing() -> None:
     plan = _plan([[0, 1, 20 + row] for row in range(64)], [40] * 64, [1] * 64)
-    assert not cascade_layout(plan, 16, torch.device("cpu"), SharedPrefix.OFF).segments
+    assert not cascade_layout(plan, 16, torch.from_numpy, SharedPrefix.OFF).segments
 
 
 def test_rows_of_unlike_sizes_are_not_padded_to_one_shape() -> None:
     tables = [[row * 10 + i for i in range(10)] for row in range(4)]
     plan = _plan(tables, [4, 5, 150, 155], [1, 1, 1, 100])
-    layout = cascade_layout(plan, 16, torch.device("cpu"))
+    layout = cascade_layout(plan, 16, torch.from_numpy)
     assert [rows.tokens.shape[0] for rows in layout.own] == [2, 1, 1]

@@ -1,14 +1,17 @@
 """The largest step, whose memory is measured on a GPU, is a step like any other."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
+from batchgen.runtime.memory import GIB, StepMemory
 from batchgen.runtime.model import ModelSource, load_model
-from batchgen.runtime.profile import full_step
+from batchgen.runtime.profile import full_step, measure_steps
 from tests.drive import make_attention
+from tests.fake_card import FakeCard
 from tests.tiny_models import save
 
 
@@ -27,6 +30,24 @@ def test_the_largest_step_fills_the_budget_and_samples_every_row(tmp_path: Path)
     tokens = ModelExecutor(loaded.model, cache, make_attention(loaded)).execute(plan)
     assert len(tokens) == 8
     assert None not in tokens
+
+
+def test_the_peak_is_of_a_second_step_above_what_was_held_before_it(tmp_path: Path) -> None:
+    loaded = load_model(
+        ModelSource(str(save("llama", tmp_path))),
+        dtype="float32",
+        device=torch.device("cpu"),
+        max_model_len=None,
+    )
+    card = FakeCard(total_gib=80, ours_gib=16, others_gib=0, peak_gib=19)
+    executed = []
+    with patch.object(ModelExecutor, "execute", lambda self, plan: executed.append(plan)):
+        steps = measure_steps(
+            loaded, make_attention(loaded), card, num_tokens=40, num_rows=8, block_size=4
+        )
+    assert steps == StepMemory(activations=3 * GIB)
+    assert [plan.num_tokens for plan in executed] == [40, 40]
+    assert card.calls == ["in_use", "begin_peak", "peak_in_use", "trim"]
 
 
 def test_more_rows_than_tokens_make_one_row_a_token() -> None:

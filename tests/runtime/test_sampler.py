@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from batchgen.engine.request import noise_key
 from batchgen.engine.step import NO_LEGAL_TOKEN, NO_TOKEN, ScoredSample
-from batchgen.runtime.sampler import _filtered_probabilities, sample
+from batchgen.runtime.sampler import _filtered_probabilities, prepare, sample
 from batchgen.sampling import SamplingParams
 from tests.sample_batch import OneSample, sample_batch
 from tests.toy_constraint import ToyConstraint
@@ -35,7 +35,8 @@ def _choose(logits: Any, **given_: Any) -> int:
 
 
 def _filtered(logits: torch.Tensor, entry: OneSample) -> torch.Tensor:
-    return _filtered_probabilities(logits, sample_batch([entry]), np.array([0]))[0]
+    (random,) = prepare(sample_batch([entry]), torch.from_numpy).random
+    return _filtered_probabilities(logits, random)[0]
 
 
 def _support(logits: list[float], **params: Any) -> list[int]:

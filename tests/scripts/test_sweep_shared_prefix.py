@@ -16,7 +16,7 @@ def test_on_has_a_segment_off_has_none_and_both_give_the_same() -> None:
     query, pool = torch.randn(3, 9, 64), torch.randn(2 + 3 * 2, 16, 3, 64)
     outs = {}
     for mode in (SharedPrefix.ON, SharedPrefix.OFF):
-        layout = cascade_layout(plan, sweep.BLOCK_SIZE, torch.device("cpu"), mode)
+        layout = cascade_layout(plan, sweep.BLOCK_SIZE, torch.from_numpy, mode)
         assert len(layout.segments) == (mode is SharedPrefix.ON)
         outs[mode] = cascade_attention(query, pool, pool, layout, scale=0.125)
     torch.testing.assert_close(*outs.values())

@@ -1,0 +1,1 @@
+"""The device: its streams, events, pinned memory and graphs, all owned here."""

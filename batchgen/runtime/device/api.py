@@ -1,0 +1,62 @@
+"""What the runtime asks of a device; nothing else in it names a stream or an event.
+
+Work is handed to a stream as a function that enqueues it. On a GPU the function is called at
+once and what it enqueues runs later; a test's device may call it as late, or as early, as the
+fences allow, so a missing fence shows as a wrong token.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+
+class Event(Protocol):
+    """A place in a stream's work."""
+
+    def is_done(self) -> bool:
+        """Whether all work before the place is done; True before it was ever recorded."""
+
+    def wait(self) -> None:
+        """Keep the host waiting until it is."""
+
+
+class Stream(Protocol):
+    """Work that the device does in order."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Enqueue work."""
+
+    def record(self, event: Event) -> None:
+        """Set an event behind all work enqueued so far."""
+
+    def wait_for(self, event: Event) -> None:
+        """Let later work wait until an event's place is reached; the host does not wait."""
+
+
+class Device(Protocol):
+    """One device.
+
+    Attributes:
+        torch_device: its name in torch.
+        compute: the stream of the model's work, which is torch's current one.
+    """
+
+    torch_device: torch.device
+    compute: Stream
+
+    def new_stream(self) -> Stream:
+        """Make a stream beside the compute stream."""
+
+    def new_event(self) -> Event:
+        """Make an event."""
+
+    def trim(self) -> None:
+        """Give back memory that is kept in hand for later; waits for the device."""
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        """Allocate host memory that the device copies from and to by itself.
+
+        Returns:
+            [num_bytes] uint8, unwritten.
+        """
