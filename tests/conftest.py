@@ -77,6 +77,17 @@ def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return s3_server
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each of several workers a core of its own, which what it starts inherits.
+
+    Two processes whose threads share cores wait for each other in every small product.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Size of the comparison with transformers' generate (tests/acceptance)."""
     parser.addoption("--equality-rows", type=int, default=12)
