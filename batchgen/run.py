@@ -1,9 +1,7 @@
 """The job: plan, load, generate, write; its phases, its exit codes, and how it stops."""
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -12,7 +10,8 @@ from batchgen.data.carry import CarriedRows
 from batchgen.data.finished import FinishedRows
 from batchgen.data.output_dir import ERRORS, OutputDir
 from batchgen.data.writer import PartWriter
-from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError
+from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError, UsageError
+from batchgen.job.account import Account
 from batchgen.job.ahead import describe_ledger, show_plan, show_prompts
 from batchgen.job.breaker import Breaker, TooManyRowErrorsError
 from batchgen.job.calibrate import Calibration
@@ -25,16 +24,7 @@ from batchgen.job.outlook import remember_speed
 from batchgen.job.planning import JobPlan, open_output, plan_job
 from batchgen.job.status import describe_output
 from batchgen.job.stream import RequestStream
-from batchgen.job.summary import (
-    closing_lines,
-    engine_figures,
-    is_finished,
-    machine_figures,
-    memory_figures,
-    output_totals,
-    plan_figures,
-    sharing_figures,
-)
+from batchgen.job.summary import closing_lines, is_finished
 from batchgen.job.wall_time import WallTime
 from batchgen.report.displays import make_progress
 from batchgen.report.progress import Progress
@@ -87,7 +77,8 @@ def _do(config: Config, resolved_yaml: str, progress: Progress) -> ExitCode:
         if config.mode is Mode.plan:
             show_plan(config, progress)
             return ExitCode.DONE
-        return _Job(config, resolved_yaml, progress, interrupts, wall_time).run()
+        account = Account(config, resolved_yaml, progress)
+        return _Job(config, resolved_yaml, progress, interrupts, wall_time, account).run()
 
 
 @dataclass
@@ -99,12 +90,10 @@ class _Job:
     progress: Progress
     interrupts: Interrupts
     wall_time: WallTime
-    figures: dict[str, Any] = field(default_factory=dict)
-    rows_put: int = 0
-    write_s: float = 0.0
+    account: Account
+    generation: Generation | None = None
 
     def run(self) -> ExitCode:
-        started = time.perf_counter()
         config = self.config
         inputs = JobInputs.open(config)
         calibration = Calibration(config.sampling, inputs)
@@ -119,8 +108,14 @@ class _Job:
                 copy_carried(inputs, output)
                 self.progress.say(planned.plan.describe())
             self.interrupts.check()
-            self._generate(inputs, planned, output, finished, calibration)
-            return self._finish(inputs, planned, output, started, calibration)
+            try:
+                self._generate(inputs, planned, output, finished, calibration)
+                return self._finish(inputs, planned, output, calibration)
+            except UsageError:
+                raise
+            except (BatchgenError, StopRequested) as error:
+                self.account.write_broken_off(inputs, planned, output, error)
+                raise
 
     def _generate(
         self,
@@ -143,11 +138,12 @@ class _Job:
         )
         breaker = _breaker(config, inputs, planned, before)
         is_idle = breaker.is_tripped or not (len(planned.plan.order) or calibration.asks_model)
+        self.account.note_generation(None, None, planned)
         loaded = None if is_idle else self._load(planned)
         output.begin_work()
         try:
             with carried_rows(inputs, output) as carried:
-                generation = self._run_engine(
+                self._run_engine(
                     stream, planned, loaded, breaker, output, inputs.output_schema, carried
                 )
             self.interrupts.check()
@@ -157,19 +153,15 @@ class _Job:
                 f"{error}; {left} of {planned.total_rows} rows are left, the finished ones are "
                 f"in {output.path}; run the same command again to go on"
             ) from error
+        finally:
+            self.account.note_generation(loaded, self.generation, planned)
         if breaker.is_tripped:
             self._refuse_to_go_on(inputs, planned, output)
         if loaded is not None:
             calibration.ask(loaded.engine)
-        generate_s = self.progress.phase_s.get("generate", 0.0)
-        if loaded is not None:
+            self.account.note_generation(loaded, self.generation, planned)
+            generate_s = self.progress.phase_s.get("generate", 0.0)
             remember_speed(config, inputs, loaded, generate_s, planned.plan.max_output_tokens)
-        self.rows_put, self.write_s = generation.rows_put, generation.writer.stats.write_s
-        self.figures = {
-            **engine_figures(loaded, generation.ttft_ms, generate_s),
-            **sharing_figures(loaded, planned, config),
-            **memory_figures(loaded),
-        }
 
     def _run_engine(
         self,
@@ -180,14 +172,14 @@ class _Job:
         output: OutputDir,
         schema: pa.Schema,
         carried: CarriedRows | None,
-    ) -> Generation:
+    ) -> None:
         rows_per_part = self.config.output.rows_per_part
         # Held until the writer has closed: its pending rows are finished work.
         with (
             self.interrupts.held(),
             PartWriter(output.path, schema, rows_per_part=rows_per_part, carried=carried) as writer,
         ):
-            generation = Generation(
+            self.generation = Generation(
                 planned=planned,
                 stream=stream,
                 writer=writer,
@@ -197,10 +189,9 @@ class _Job:
                 breaker=breaker,
                 stall_s=self.config.engine.stall_s,
             )
-            generation.put_planning_errors()
+            self.generation.put_planning_errors()
             if loaded is not None:
-                generation.run(loaded, output.path / "_metrics.jsonl")
-        return generation
+                self.generation.run(loaded, output.path / "_metrics.jsonl")
 
     def _refuse_to_go_on(self, inputs: JobInputs, planned: JobPlan, output: OutputDir) -> None:
         """End a hopeless run, unless it was at its end.
@@ -236,7 +227,6 @@ class _Job:
         inputs: JobInputs,
         planned: JobPlan,
         output: OutputDir,
-        started: float,
         calibration: Calibration,
     ) -> ExitCode:
         with self.progress.phase("write"):
@@ -248,41 +238,26 @@ class _Job:
                 )
             output.write_errors(inputs.source, finished.error_row_indices)
             output.write_empty_part_if_none(inputs.output_schema)
-            self.figures |= calibration.apply(output)
+            self.account.extra |= calibration.apply(output)
             if self.config.output.order is OutputOrder.input:
                 output.sort_by_input(self.config.output.rows_per_part)
-            summary = self._summary(planned, output, started)
-            output.write_json("_summary.json", summary)
+            code, message = self._judge(len(finished.error_row_indices), inputs.num_rows)
+            summary = self.account.write(inputs, planned, output, code, message)
             output.mark_success()
         self.progress.say(closing_lines(summary, output.path), event="summary", figures=summary)
-        return self._exit_code(len(finished.error_row_indices), inputs.num_rows)
+        if message:
+            self.progress.say(message)
+        return code
 
-    def _summary(self, planned: JobPlan, output: OutputDir, started: float) -> dict[str, Any]:
-        phases, totals = self.progress.phase_s, output_totals(output)
-        return {
-            **totals,
-            "engine_figures_cover": {"rows": self.rows_put, "of_rows": totals["rows"]},
-            "output_order": self.config.output.order.value,
-            **plan_figures(planned),
-            **self.figures,
-            "wall_s": time.perf_counter() - started,
-            "phases": {
-                "load_s": phases.get("load", 0.0),
-                "plan_s": phases["plan"],
-                "generate_s": phases.get("generate", 0.0),
-                "write_s": self.write_s,
-            },
-            **machine_figures(),
-        }
-
-    def _exit_code(self, failed: int, rows: int) -> ExitCode:
+    def _judge(self, failed: int, rows: int) -> tuple[ExitCode, str]:
+        """Give the exit code of a run that reached its end, and why it is not 0."""
         limit = self.config.errors.max_rate
-        if limit is not None and rows and failed / rows > limit:
-            self.progress.say(
-                f"{failed} of {rows} rows failed, more than errors.max_rate={limit} allows"
-            )
-            return ExitCode.TOO_MANY_ROW_ERRORS
-        return ExitCode.DONE
+        if limit is None or not rows or failed / rows <= limit:
+            return ExitCode.DONE, ""
+        return (
+            ExitCode.TOO_MANY_ROW_ERRORS,
+            f"{failed} of {rows} rows failed, more than errors.max_rate={limit} allows",
+        )
 
 
 def _breaker(config: Config, inputs: JobInputs, planned: JobPlan, before: FinishedRows) -> Breaker:

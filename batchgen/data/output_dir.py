@@ -242,6 +242,14 @@ class OutputDir:
         """
         write_json_durably(self.path / name, content)
 
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file whole: ``_report.html``.
+
+        Raises:
+            OutputError: it could not be written.
+        """
+        write_text_durably(self.path / name, text)
+
     def mark_success(self) -> None:
         """Say that every row is done; the last thing a run does.
 

@@ -9,8 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import torch
 
 from batchgen.config import Config, OutputOrder
@@ -20,11 +18,18 @@ from batchgen.engine.counters import SchedulerCounters
 from batchgen.engine.loop import EngineStats
 from batchgen.job.load import LoadedEngine
 from batchgen.job.planning import JobPlan
-from batchgen.report.hits import HitFigures, PoolFigures, explain, lost_tokens
+from batchgen.report.hits import HitFigures, PoolFigures, explain, explain_part, lost_tokens
 from batchgen.report.machine import nvml_memory, peak_rss_bytes, versions
 from batchgen.report.percentiles import Percentiles
 from batchgen.report.progress import Snapshot
 
+_SHARING_FIGURES = (
+    "evicted_blocks",
+    "lost_tokens",
+    "hit_rate",
+    "sharing_saves_bytes",
+    "sharing",
+)
 _MEMORY_FIGURES = (
     "pool_bytes",
     "pool_blocks",
@@ -51,45 +56,13 @@ def is_finished(output: OutputDir, finished: FinishedRows, order: OutputOrder) -
     return rows == finished.num_rows and order in (OutputOrder.completion, has_order)
 
 
-def output_totals(output: OutputDir) -> dict[str, Any]:
-    """Count the output as it stands on disk, earlier runs' rows included."""
-    columns = ["status", "error_type", "finish_reason", "prompt_tokens", "completion_tokens"]
-    columns += ["prompt_tokens_cut", "max_tokens_cut"]
-    parts = [str(path) for path in output.parts]
-    rows = ok = prompt_tokens = completion_tokens = 0
-    cut: dict[str, int] = {}
-    errors: dict[str, int] = {}
-    reasons: dict[str, int] = {}
-    for batch in ds.dataset(parts, format="parquet").to_batches(columns=columns):
-        is_ok = pc.equal(batch.column("status"), "ok")
-        rows += batch.num_rows
-        ok += pc.sum(is_ok).as_py() or 0
-        _count(errors, batch.column("error_type"))
-        _count(reasons, batch.column("finish_reason"))
-        prompt_tokens += pc.sum(batch.column("prompt_tokens").filter(is_ok)).as_py() or 0
-        completion_tokens += pc.sum(batch.column("completion_tokens")).as_py() or 0
-        for name in ("prompt_tokens_cut", "max_tokens_cut"):
-            column = batch.column(name)
-            rows_cut = pc.sum(pc.greater(column, 0)).as_py() or 0
-            cut[f"{name}_rows"] = cut.get(f"{name}_rows", 0) + rows_cut
-            cut[name] = cut.get(name, 0) + (pc.sum(column).as_py() or 0)
-    return {
-        "rows": rows,
-        "ok": ok,
-        "errors": errors,
-        "finish_reasons": reasons,
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "truncation": cut,
-    }
-
-
 def plan_figures(planned: JobPlan) -> dict[str, Any]:
     """Give the plan's figures; they are about the rows of this run."""
     plan = planned.plan
     return {
         "resumed_rows": int(planned.done.sum()),
         "requests": plan.requests,
+        "request_tokens": plan.request_tokens,
         "duplicates": plan.num_duplicates,
         "prefill_tokens_floor": plan.prefill_tokens_floor,
         "prefill_tokens_floor_block": plan.prefill_tokens_floor_block,
@@ -159,23 +132,33 @@ def sharing_figures(
     """Say what sharing saved in this run, what it lost and why."""
     plan = planned.plan
     if loaded is None:
-        return dict.fromkeys(("evicted_blocks", "lost_tokens", "sharing_saves_bytes", "sharing"))
+        return dict.fromkeys(_SHARING_FIGURES)
     scheduler, stats = loaded.engine.scheduler, loaded.engine.stats
+    counters = scheduler.counters
     order, caching = config.schedule.order.value, config.pool.prefix_caching
+    is_whole = counters.finished_requests >= plan.requests
+    met = counters.prefill_tokens + counters.cached_tokens
+    request_tokens = plan.request_tokens if is_whole else met
     hits = HitFigures(
-        request_tokens=plan.request_tokens,
+        request_tokens=request_tokens,
         shareable_tokens=plan.request_tokens - plan.prefill_tokens_floor,
-        shared_tokens=plan.request_tokens - scheduler.counters.prefill_tokens,
+        shared_tokens=request_tokens - counters.prefill_tokens,
         uncopied_tokens=scheduler.blocks.uncopied_tokens,
     )
     pool = PoolFigures(
         num_blocks=loaded.ledger.num_blocks,
         peak_demand=stats.peak_demand,
         peak_running=stats.peak_running,
-        preemptions=scheduler.counters.preemptions,
-        requests=plan.requests,
+        preemptions=counters.preemptions,
+        requests=plan.requests if is_whole else counters.started_requests,
     )
-    lines = explain(hits, pool, order=order, prefix_caching=caching)
+    # What could have been shared is known for the plan's requests, not for some of them.
+    lost = lost_tokens(hits, order=order, prefix_caching=caching) if is_whole else None
+    lines = (
+        explain(hits, pool, order=order, prefix_caching=caching)
+        if is_whole
+        else explain_part(hits, pool)
+    )
     if plan.advice is not None:
         lines.append(plan.advice.describe())
     # Blocks that unshared tables would have taken beyond those that were there, on average.
@@ -185,7 +168,8 @@ def sharing_figures(
             "needed_later": scheduler.blocks.pool.evicted_needed,
             "not_needed": scheduler.blocks.pool.evicted_unneeded,
         },
-        "lost_tokens": lost_tokens(hits, order=order, prefix_caching=caching),
+        "lost_tokens": lost,
+        "hit_rate": _ratio(hits.shared_tokens, hits.request_tokens),
         "sharing_saves_bytes": max(0, round(saved * loaded.ledger.bytes_per_block)),
         "sharing": lines,
     }
@@ -268,11 +252,6 @@ def closing_lines(summary: dict[str, Any], path: Path) -> str:
         )
         lines += summary["sharing"]
     return "\n".join(lines)
-
-
-def _count(counts: dict[str, int], column: Any) -> None:
-    for entry in pc.value_counts(column.drop_null()).to_pylist():
-        counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -84,10 +84,24 @@ def explain(
         for cause, tokens in causes.items()
         if tokens > _NOTEWORTHY * max(1, figures.shareable_tokens)
     ]
-    if pool.preemptions > _FREQUENT * max(1, pool.requests):
-        fewer = max(1, pool.peak_running * pool.num_blocks // max(1, pool.peak_demand))
-        lines.append(
-            f"{pool.preemptions} preemptions for {pool.requests} requests: pool.num_blocks="
-            f"{pool.peak_demand} or engine.max_num_seqs={fewer} would avoid them"
-        )
-    return lines
+    return lines + _preemptions(pool)
+
+
+def explain_part(figures: HitFigures, pool: PoolFigures) -> list[str]:
+    """Say what was shared by the requests that a run began before it was stopped."""
+    total = max(1, figures.request_tokens)
+    shared = (
+        f"shared {figures.shared_tokens:,} of the {figures.request_tokens:,} prompt tokens "
+        f"({figures.shared_tokens / total:.1%}) of the requests that this run began"
+    )
+    return [shared, *_preemptions(pool)]
+
+
+def _preemptions(pool: PoolFigures) -> list[str]:
+    if pool.preemptions <= _FREQUENT * max(1, pool.requests):
+        return []
+    fewer = max(1, pool.peak_running * pool.num_blocks // max(1, pool.peak_demand))
+    return [
+        f"{pool.preemptions} preemptions for {pool.requests} requests: pool.num_blocks="
+        f"{pool.peak_demand} or engine.max_num_seqs={fewer} would avoid them"
+    ]

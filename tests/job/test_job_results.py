@@ -104,7 +104,8 @@ def test_other_readers_join_the_output_to_the_input_with_every_digit_of_the_ids(
     assert job("output.rows_per_part=2") == 0
     names = {entry.name for entry in job.out.iterdir()} - {part.name for part in job.parts}
     assert names == {
-        "_SUCCESS", "_manifest.json", "_metrics.jsonl", "_plan", "_plan.json", "_summary.json",
+        "_SUCCESS", "_manifest.json", "_metrics.jsonl", "_plan", "_plan.json", "_report.html",
+        "_summary.json",
     }  # fmt: skip
     joined = duckdb.sql(
         f"SELECT i.id, i.prompt, o.row_index FROM read_parquet('{job.out}/*.parquet') o "
