@@ -24,6 +24,7 @@ ALLOWED = {
     "job": SLAB | {"config", "data", "prompts", "report", "engine", "runtime", "structured"},
     "run": SLAB | {"config", "data", "prompts", "report", "runtime", "job"},
     "cli": SLAB | {"config", "report", "run"},
+    "api": SLAB | {"cli", "config", "data", "prompts", "engine", "runtime", "job", "structured"},
     "__main__": {"cli"},
 }
 

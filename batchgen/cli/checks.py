@@ -56,6 +56,17 @@ def check(config: Config) -> None:
         raise UsageError("\n".join(complaints))
 
 
+def check_engine(config: Config) -> None:
+    """Check what an engine without rows of its own is built from: model, pool and engine.
+
+    Raises:
+        UsageError: as :func:`check`.
+    """
+    complaints = [*_model(config.model), *_pool(config.pool), *_counts(config)]
+    if complaints:
+        raise UsageError("\n".join(complaints))
+
+
 def _model(model: ModelConfig) -> Iterator[str]:
     path = Path(model.path)
     if path.is_dir() and not (path / "config.json").is_file():
