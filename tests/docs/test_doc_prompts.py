@@ -1,4 +1,4 @@
-"""The README's worked examples are what the code does."""
+"""The worked examples of docs/prompts.md are what the code does."""
 
 import pyarrow as pa
 import pytest
@@ -9,7 +9,7 @@ from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.tokenizer import render_chat
 from tests.realdata import ROOT
 
-README = (ROOT / "README.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "prompts.md").read_text("utf-8")
 SHOTS = [{"text": "nothing but hassle.", "answer": "negative"}]
 TEMPLATE = "Review: {{ text }}\nSentiment:\n"
 
@@ -33,15 +33,15 @@ def test_the_template_example_renders_as_shown(prompt_format, tokenizer):
     prompt = _prompt(spec, "text", "works as promised.", tokenizer)
     is_plain = prompt_format == "plain"
     text = prompt.text if is_plain else render_chat(tokenizer, prompt.messages)
-    assert f"```\n{text.rstrip()}\n```" in README
+    assert f"```\n{text.rstrip()}\n```" in PAGE
 
 
 def test_the_messages_example_renders_as_shown(tokenizer):
     messages = [{"role": "user", "content": "Name a river in France."}]
     prompt = _prompt(PromptSpec(), "messages", messages, tokenizer)
-    assert f"\n\n{render_chat(tokenizer, prompt.messages).rstrip()}\n```" in README
+    assert f"\n\n{render_chat(tokenizer, prompt.messages).rstrip()}\n```" in PAGE
 
 
 def test_the_token_ids_are_those_of_the_prompt_example(tokenizer):
     ids = tokenizer("The capital of France is")["input_ids"]
-    assert f'"prompt_token_ids": {ids}' in README
+    assert f'"prompt_token_ids": {ids}' in PAGE
