@@ -5,6 +5,7 @@ python scripts/make_docs.py --check    # say whether they are current, and chang
 """
 
 import argparse
+import functools
 import inspect
 import json
 import re
@@ -51,7 +52,7 @@ def keys_page() -> str:
 
 def _meaning(section: str) -> str:
     """Give the first line of a group's own description."""
-    made = getattr(Config(), section)
+    made = functools.reduce(getattr, section.split("."), Config())
     return str(type(made).__doc__).splitlines()[0]
 
 
