@@ -60,7 +60,7 @@ SCOPES: dict[str, tuple[str, ...]] = {
         "batchgen.runtime.native_attention:_NativeStep.attend",
         "batchgen.runtime.torch_attention:_TorchStep.attend",
     ),
-    "sampling": ("batchgen.runtime.executor:sample",),
+    "sampling": ("batchgen.runtime.executor:prepare", "batchgen.runtime.executor:choose"),
     "swap and copies": (
         "batchgen.runtime.kv_cache:KVCache.swap_out",
         "batchgen.runtime.kv_cache:KVCache.copy",

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import torch
 
 from batchgen.runtime.executor import ModelExecutor
-from batchgen.runtime.kv_cache import KVCache
+from batchgen.runtime.kv_cache import KVCache, KVFormat
 from batchgen.runtime.memory import GIB, StepMemory
 from batchgen.runtime.model import ModelSource, load_model
 from batchgen.runtime.profile import full_step, measure_steps
@@ -43,7 +43,13 @@ def test_the_peak_is_of_a_second_step_above_what_was_held_before_it(tmp_path: Pa
     executed = []
     with patch.object(ModelExecutor, "execute", lambda self, plan: executed.append(plan)):
         steps = measure_steps(
-            loaded, make_attention(loaded), card, num_tokens=40, num_rows=8, block_size=4
+            loaded,
+            make_attention(loaded),
+            card,
+            num_tokens=40,
+            num_rows=8,
+            block_size=4,
+            kv_format=KVFormat(torch.float32),
         )
     assert steps == StepMemory(activations=3 * GIB)
     assert [plan.num_tokens for plan in executed] == [40, 40]
