@@ -16,7 +16,7 @@ from prepare_data import prepare_data
 ROOT = Path(__file__).resolve().parent.parent
 
 # What runs measure and compile here is not mixed with the user's own; compiled code is kept
-# from one session to the next. Set before any process of the tests is started.
+# from one run to the next. Set before any process of the tests is started.
 _CACHE = Path(tempfile.gettempdir()) / f"batchgen-tests-{os.getuid()}"
 os.environ["XDG_CACHE_HOME"] = str(_CACHE)
 

@@ -136,7 +136,8 @@ def test_the_units_are_accepted_by_systemd(tmp_path: Path) -> None:
         return
     python = "/opt/batchgen/.venv/bin/python"
     assert f"ExecStart={python} " in service
-    (tmp_path / "batchgen.service").write_text(service.replace(python, sys.executable))
+    # In quotes: a checkout's path may hold a space.
+    (tmp_path / "batchgen.service").write_text(service.replace(python, f'"{sys.executable}"'))
     shutil.copy(EXAMPLES / "batchgen.timer", tmp_path)
     done = subprocess.run(
         ["systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir()))],
