@@ -40,7 +40,6 @@ from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.memory import (
     GIB,
     Ledger,
-    StepMemory,
     available_host_bytes,
     blocks_in,
     default_cpu_pool_bytes,
@@ -49,7 +48,7 @@ from batchgen.runtime.memory import (
     others_bytes,
 )
 from batchgen.runtime.model import LoadedModel, load_model, resolve_device
-from batchgen.runtime.profile import measure_steps
+from batchgen.runtime.profile import activation_bytes
 from batchgen.runtime.threads import use_threads
 
 # Tokens of a step: on a CPU about what keeps a layer's temporaries in the caches, on a
@@ -213,9 +212,9 @@ def size_pool(
     device, pool = loaded.model.device, config.pool
     per_token = kv_bytes_per_token(loaded.layers, kv_format.dtype)
     card = CudaCard(device) if device.type == "cuda" else None
-    steps = StepMemory()
+    activations = 0
     if card is not None:
-        steps = measure_steps(
+        activations = activation_bytes(
             loaded,
             attention,
             card,
@@ -226,7 +225,7 @@ def size_pool(
         )
     num_blocks = pool.num_blocks
     if num_blocks is None:
-        budget = _pool_budget(config, card, steps)
+        budget = _pool_budget(config, card, activations)
         num_blocks = blocks_in(budget, per_token, pool.block_size)
     if num_blocks < 1:
         raise UsageError(
@@ -236,12 +235,11 @@ def size_pool(
         )
     return Ledger(
         weights_bytes=loaded.weight_bytes,
-        activations_bytes=steps.activations,
+        activations_bytes=activations,
         bytes_per_token=per_token,
         block_size=pool.block_size,
         num_blocks=num_blocks,
         num_swap_blocks=_swap_blocks(config, per_token),
-        graphs_bytes=steps.graphs,
         others_bytes=others_bytes(card) if card is not None else 0,
     )
 
@@ -268,15 +266,15 @@ def plan_ledger(config: Config, layers: list[LayerGeometry], dtype: torch.dtype)
     if num_blocks is None:
         if device.type == "cuda":
             return None
-        budget = _pool_budget(config, None, StepMemory())
+        budget = _pool_budget(config, None, 0)
         num_blocks = blocks_in(budget, per_token, config.pool.block_size)
     swap = _swap_blocks(config, per_token)
     return Ledger(0, 0, per_token, config.pool.block_size, num_blocks, swap)
 
 
-def _pool_budget(config: Config, card: Card | None, steps: StepMemory) -> int:
+def _pool_budget(config: Config, card: Card | None, activations: int) -> int:
     if card is not None:
-        return gpu_pool_bytes(card, steps, config.pool.gpu_memory_utilization)
+        return gpu_pool_bytes(card, activations, config.pool.gpu_memory_utilization)
     if config.pool.cpu_memory_gib is not None:
         return int(config.pool.cpu_memory_gib * GIB)
     return default_cpu_pool_bytes(available_host_bytes())

@@ -95,6 +95,7 @@ def engine_figures(
         "forced_tokens": counters.forced_tokens,
         "steps": stats.steps,
         "decode_steps": stats.decode_steps,
+        "out_of_memory_passes": stats.out_of_memory,
         "prefill_s": stats.prefill_s,
         "decode_s": stats.decode_s,
         "scheduler_s": stats.scheduler_s,

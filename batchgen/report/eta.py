@@ -22,6 +22,8 @@ _GROWTH = 1.08
 _LONGEST = 1 << 22
 # Points at which the end of the longest row is looked at.
 _POINTS = 96
+# Tokens of an output that has none.
+_LEAST_TOKENS = 1e-9
 # What a step counts, a step later.
 _FADING = 0.99
 # Steps' worth of belief that half of a step's time does not depend on its tokens.
@@ -192,7 +194,9 @@ class _Outlook:
         mean = (eta._ended_tokens + float(running.sum())) / total
         # No row has ended beyond the longest that did: one more than none is the best guess.
         exposure = float(np.maximum(0.0, running - last_edge).sum())
-        return cls(edges[: last + 2], survival[: last + 2], last_edge, exposure + mean)
+        # Outputs of no tokens (scored choices) leave none beyond; it divides all the same.
+        beyond = max(exposure + mean, _LEAST_TOKENS)
+        return cls(edges[: last + 2], survival[: last + 2], last_edge, beyond)
 
     def tail(
         self, lengths: FloatArray, limits: FloatArray, waiting: int, full_steps: float

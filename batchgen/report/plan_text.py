@@ -47,8 +47,8 @@ def time_text(time: Mapping[str, Any] | None) -> str:
     """Say how long the generate phase will take, or why that is not known."""
     if time is None:
         return (
-            "no calibration yet: no run of this model on this machine is stored; any run of a "
-            "few hundred rows leaves its speed for the next plan"
+            "no calibration yet: no stored run of this model on this machine is long enough; a "
+            "run of a few hundred rows leaves its speed for the next plan"
         )
     return f"{seconds_text(time['low_s'], time['high_s'])} ({time['basis']})"
 

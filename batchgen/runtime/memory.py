@@ -10,19 +10,6 @@ GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
-class StepMemory:
-    """What steps take on a GPU beside weights and pool, in bytes.
-
-    Attributes:
-        activations: peak of the largest step.
-        graphs: of captured steps.
-    """
-
-    activations: int = 0
-    graphs: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Ledger:
     """The pool's arithmetic; sizes in bytes.
 
@@ -34,7 +21,6 @@ class Ledger:
         block_size: tokens in a block.
         num_blocks: blocks of the pool.
         num_swap_blocks: blocks of the CPU pool.
-        graphs_bytes: measured memory of captured decode steps.
         others_bytes: what other processes hold of a GPU, and this one beside its tensors.
     """
 
@@ -44,7 +30,6 @@ class Ledger:
     block_size: int
     num_blocks: int
     num_swap_blocks: int
-    graphs_bytes: int = 0
     others_bytes: int = 0
 
     @property
@@ -80,8 +65,8 @@ class Ledger:
         others = f", held by others {_gib(self.others_bytes)}" if self.others_bytes else ""
         return (
             f"memory: weights {_gib(self.weights_bytes)}, activations "
-            f"{_gib(self.activations_bytes)}, graphs {_gib(self.graphs_bytes)}, "
-            f"pool {_gib(self.pool_bytes)}, swap {_gib(swap)}{others}\n"
+            f"{_gib(self.activations_bytes)}, pool {_gib(self.pool_bytes)}, "
+            f"swap {_gib(swap)}{others}\n"
             f"pool: {self.bytes_per_token:,} bytes a token, {self.bytes_per_block:,} a block of "
             f"{self.block_size}; {self.num_blocks:,} blocks = {self.pool_tokens:,} tokens\n"
             f"rows at once with nothing shared: {rows}"
@@ -117,7 +102,7 @@ def default_swap_bytes(available: int) -> int:
     return min(4 * GIB, available // 4)
 
 
-def gpu_pool_bytes(card: Card, steps: StepMemory, utilization: float) -> int:
+def gpu_pool_bytes(card: Card, activations: int, utilization: float) -> int:
     """Bytes left for the pool on a GPU.
 
     What others hold counts as ours does: ``utilization`` is of the whole card, so that a
@@ -125,11 +110,11 @@ def gpu_pool_bytes(card: Card, steps: StepMemory, utilization: float) -> int:
 
     Args:
         card: holds the weights.
-        steps: what steps take above that.
+        activations: bytes that the largest step takes above that.
         utilization: share of the card that may be full.
     """
     used = card.total() - card.free()
-    return int(card.total() * utilization) - used - steps.activations - steps.graphs
+    return int(card.total() * utilization) - used - activations
 
 
 def others_bytes(card: Card) -> int:

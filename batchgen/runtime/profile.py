@@ -7,7 +7,6 @@ from batchgen.runtime.attention import AttentionBackend
 from batchgen.runtime.device.card import Card
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache, KVFormat
-from batchgen.runtime.memory import StepMemory
 from batchgen.runtime.model import LoadedModel
 
 
@@ -47,7 +46,7 @@ def full_step(num_tokens: int, num_rows: int, block_size: int) -> StepPlan:
     )
 
 
-def measure_steps(
+def activation_bytes(
     loaded: LoadedModel,
     attention: AttentionBackend,
     card: Card,
@@ -56,8 +55,8 @@ def measure_steps(
     num_rows: int,
     block_size: int,
     kv_format: KVFormat,
-) -> StepMemory:
-    """Run the largest step once, over a pool of its own, and look at what it takes."""
+) -> int:
+    """Run the largest step over a pool of its own; give its peak above that, in bytes."""
     num_tokens = min(num_tokens, loaded.max_model_len)
     cache = KVCache(
         loaded.layers,
@@ -78,4 +77,4 @@ def measure_steps(
     activations = card.peak_in_use() - before
     del cache, executor
     card.trim()
-    return StepMemory(activations)
+    return activations

@@ -136,3 +136,14 @@ def test_a_row_never_has_more_left_than_its_limit_lets_it() -> None:
     left = eta.seconds_left(Pace(100.0, 0, 100, 0.0, 100.0), Left(0, 0, [9], [10]))
     assert left is not None
     assert 0.5 < left <= 1.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_rows_that_generate_nothing_are_estimated_by_their_prompts() -> None:
+    eta = Eta()
+    eta.seconds_left(Pace(0.0, 0, 0, 0.0, 0.0), Left(200, 20, [], []))
+    for _ in range(10):
+        eta.note_step(1.0, 10)
+        eta.note_output(0)
+    left = eta.seconds_left(Pace(10.0, 100, 0, 10.0, 0.0), Left(100, 10, [0], [1]))
+    assert left == pytest.approx(10.0, rel=0.2)

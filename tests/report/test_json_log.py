@@ -9,21 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from batchgen.report.json_log import JsonDisplay, JsonLines, json_on_stderr, stderr_lines
-from batchgen.report.progress import Progress, Snapshot
-
-SNAPSHOT = Snapshot(
-    rows=3,
-    total_rows=9,
-    errors=1,
-    prefill_tokens=100,
-    completion_tokens=20,
-    running=2,
-    waiting=4,
-    swapped=0,
-    pool_use=0.5,
-    hit_rate=0.25,
-    eta_s=None,
-)
+from batchgen.report.progress import Progress
+from tests.snapshot import SNAPSHOT
 
 
 def events(stream: io.StringIO) -> list[dict[str, Any]]:

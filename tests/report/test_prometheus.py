@@ -1,26 +1,16 @@
 """The file of metrics, as prometheus_client reads it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from batchgen.report.progress import Progress, Snapshot
+from batchgen.report.progress import Progress
 from batchgen.report.prometheus import METRICS, PrometheusFile
+from tests import snapshot
 
-SNAPSHOT = Snapshot(
-    rows=3,
-    total_rows=9,
-    errors=1,
-    prefill_tokens=100,
-    completion_tokens=20,
-    running=2,
-    waiting=4,
-    swapped=0,
-    pool_use=0.5,
-    hit_rate=0.25,
-    eta_s=12.5,
-)
+SNAPSHOT = replace(snapshot.SNAPSHOT, eta_s=12.5)
 
 
 def read(path: Path) -> dict[str, float]:

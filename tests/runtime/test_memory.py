@@ -6,7 +6,6 @@ from batchgen.runtime.kv_cache import KVCache, LayerGeometry, kv_bytes_per_token
 from batchgen.runtime.memory import (
     GIB,
     Ledger,
-    StepMemory,
     blocks_in,
     default_cpu_pool_bytes,
     default_swap_bytes,
@@ -48,16 +47,16 @@ def test_defaults_are_a_quarter_of_the_free_memory_and_at_most_four_gib() -> Non
 
 def test_a_gpu_gives_the_pool_what_weights_others_and_activations_leave() -> None:
     card = FakeCard(total_gib=80, ours_gib=13, others_gib=3)
-    assert gpu_pool_bytes(card, StepMemory(2 * GIB, 1 * GIB), 0.9) == (72 - 16 - 3) * GIB
+    assert gpu_pool_bytes(card, 2 * GIB, 0.9) == (72 - 16 - 2) * GIB
     assert others_bytes(card) == 3 * GIB
 
 
 def test_the_ledger_names_all_that_a_card_holds() -> None:
-    ledger = Ledger(16 * GIB, 2 * GIB, GIB // 16, 16, 10, 0, 1 * GIB, 3 * GIB)
+    ledger = Ledger(16 * GIB, 2 * GIB, GIB // 16, 16, 10, 0, 3 * GIB)
     line = ledger.describe({"p50": 100}).splitlines()[0]
     assert line == (
-        "memory: weights 16.00 GiB, activations 2.00 GiB, graphs 1.00 GiB, pool 10.00 GiB, "
-        "swap 0.00 GiB, held by others 3.00 GiB"
+        "memory: weights 16.00 GiB, activations 2.00 GiB, pool 10.00 GiB, swap 0.00 GiB, "
+        "held by others 3.00 GiB"
     )
 
 

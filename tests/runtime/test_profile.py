@@ -7,9 +7,9 @@ import torch
 
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache, KVFormat
-from batchgen.runtime.memory import GIB, StepMemory
+from batchgen.runtime.memory import GIB
 from batchgen.runtime.model import ModelSource, load_model
-from batchgen.runtime.profile import full_step, measure_steps
+from batchgen.runtime.profile import activation_bytes, full_step
 from tests.drive import make_attention
 from tests.fake_card import FakeCard
 from tests.tiny_models import save
@@ -42,7 +42,7 @@ def test_the_peak_is_of_a_second_step_above_what_was_held_before_it(tmp_path: Pa
     card = FakeCard(total_gib=80, ours_gib=16, others_gib=0, peak_gib=19)
     executed = []
     with patch.object(ModelExecutor, "execute", lambda self, plan: executed.append(plan)):
-        steps = measure_steps(
+        taken = activation_bytes(
             loaded,
             make_attention(loaded),
             card,
@@ -51,7 +51,7 @@ def test_the_peak_is_of_a_second_step_above_what_was_held_before_it(tmp_path: Pa
             block_size=4,
             kv_format=KVFormat(torch.float32),
         )
-    assert steps == StepMemory(activations=3 * GIB)
+    assert taken == 3 * GIB
     assert [plan.num_tokens for plan in executed] == [40, 40]
     assert card.calls == ["in_use", "begin_peak", "peak_in_use", "trim"]
 

@@ -1,1 +1,1 @@
-"""The device: its streams, events, pinned memory and graphs, all owned here."""
+"""The device: its streams, events and pinned memory, all owned here."""
