@@ -28,7 +28,7 @@ from batchgen.job.load import build_engine, load_job_model
 from batchgen.job.stream import RequestStream
 from batchgen.prompts.bad_words import BadWords
 from batchgen.prompts.limits import Limits
-from batchgen.prompts.plan import make_plan
+from batchgen.prompts.planner import make_plan
 from batchgen.prompts.render import Renderer
 from batchgen.prompts.row_sampling import num_samples
 from batchgen.prompts.source import (

@@ -24,7 +24,8 @@ from batchgen.errors import UsageError
 from batchgen.job.inputs import JobInputs
 from batchgen.job.load import build_engine
 from batchgen.job.stream import RequestStream
-from batchgen.prompts.plan import Plan, make_plan
+from batchgen.prompts.plan import Plan
+from batchgen.prompts.planner import make_plan
 from batchgen.prompts.row_sampling import row_params
 from batchgen.prompts.store import PromptStore
 from batchgen.runtime.memory import Ledger

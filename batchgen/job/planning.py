@@ -18,7 +18,8 @@ from batchgen.job.identity import fingerprint
 from batchgen.job.inputs import JobInputs, prompt_spec
 from batchgen.prompts.advice import Advice, WatchedRenderer, advise
 from batchgen.prompts.outlook.rows import group_texts
-from batchgen.prompts.plan import Plan, make_plan
+from batchgen.prompts.plan import Plan
+from batchgen.prompts.planner import make_plan
 from batchgen.prompts.row_sampling import row_params
 from batchgen.prompts.source import PromptSpec, Source
 from batchgen.prompts.store import PromptStore

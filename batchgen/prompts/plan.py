@@ -1,37 +1,16 @@
 """The plan of a job: which rows are computed, in what order, and what that will cost."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from batchgen.prompts.advice import Advice
 from batchgen.prompts.future import PlannedFuture
-from batchgen.prompts.needs import row_needs
 from batchgen.prompts.normalize.rules import Changes
-from batchgen.prompts.order import (
-    Duplicates,
-    PrefixGroup,
-    Rows,
-    find_duplicates,
-    length_order,
-    neighbour_lcp,
-    prefill_tokens,
-    prefix_groups,
-    prefix_order,
-    repeat_rows,
-)
-from batchgen.prompts.outlook.blocks import BlockCost, block_costs, remedy
+from batchgen.prompts.order import Duplicates, PrefixGroup, Rows
+from batchgen.prompts.outlook.blocks import BlockCost, remedy
 from batchgen.prompts.outlook.lengths import Histogram
-from batchgen.prompts.row_sampling import num_samples
-from batchgen.prompts.store import PromptStore
 from batchgen.prompts.truncation_audit import TruncationAudit
-from batchgen.sampling import SamplingParams
-
-MAX_GROUPS = 20
 
 
 @dataclass(frozen=True)
@@ -181,157 +160,3 @@ class Plan:
         if changes is not None:
             lines.append(changes)
         return "\n".join(lines)
-
-
-def make_plan(
-    store: PromptStore,
-    sampling: SamplingParams,
-    *,
-    max_model_len: int,
-    block_size: int,
-    prefix_caching: bool,
-    order: str,
-    window_rows: int | None = None,
-    done: npt.NDArray[np.bool_] | None = None,
-    requests_of: Callable[[SamplingParams], int] = num_samples,
-    truncation: str = "error",
-    compare_orders: bool = False,
-) -> Plan:
-    """Plan a job over its prompts.
-
-    Args:
-        store: the prompts.
-        sampling: the job's parameters, which a row's own in the store override.
-        max_model_len: tokens of a prompt and its output together.
-        block_size: tokens in a block of the pool.
-        prefix_caching: whether blocks are shared at all.
-        order: ``prefix``, ``input`` or ``length`` (longest prompt first).
-        window_rows: rows sorted together; None sorts all, in as little memory. Rows of
-            different windows are not counted as sharing anything, in the floors neither.
-        done: for each store row whether an earlier run has its result already; such rows
-            count in nothing but ``rows`` and ``row_errors``.
-        requests_of: gives the requests of a row with some parameters.
-        truncation: ``prompt.truncation``, which has been done already.
-        compare_orders: whether to count the input's order too, which is another pass.
-    """
-    good = store.good_rows
-    if done is not None:
-        good = good[~done[good]]
-    needs_of = row_needs(store.sampling_params, sampling, max_model_len, requests_of)
-    rows, duplicates = find_duplicates(store.ids, good, needs_of.result_keys[good])
-    samples, max_tokens = needs_of.samples, needs_of.max_tokens
-    windows = _windows(store, rows, window_rows)
-    by_prefix = np.concatenate([np.empty(0, np.int64), *windows])
-    lengths, lcp = _requests(store, windows, samples)
-    needs = lengths + np.repeat(max_tokens[by_prefix], samples[by_prefix])
-    needs = np.minimum(needs, max_model_len)
-    unsorted = None
-    if compare_orders:
-        whole, shared = _requests(store, [rows], samples)
-        shared = _taken_from_cache(shared, rows, samples, needs_of.logs_prompt, block_size)
-        unsorted = prefill_tokens(whole, shared)
-    taken = _taken_from_cache(lcp, by_prefix, samples, needs_of.logs_prompt, block_size)
-    floor_block = prefill_tokens(lengths, taken, block_size)
-    floor = prefill_tokens(lengths, taken)
-    ordered, expected, basis = by_prefix, floor, "shared by the token in prefix order"
-    if order != "prefix":
-        ordered = rows if order == "input" else length_order(store.lengths, rows)
-        basis = f"{order} order, if the pool keeps what later rows need"
-    ordered = ordered[np.argsort(store.priorities[ordered], kind="stable")]
-    if not prefix_caching:
-        expected, basis = int(lengths.sum()), "every prompt whole, prefix caching is off"
-    groups = prefix_groups(lcp, block_size, MAX_GROUPS)
-    row_index = np.repeat(store.row_index[by_prefix], samples[by_prefix])
-    return Plan(
-        order=ordered,
-        duplicates=duplicates,
-        rows=store.num_rows,
-        requests=len(lengths),
-        prompt_tokens=int(store.lengths[good].sum(dtype=np.int64)),
-        request_tokens=int(lengths.sum()),
-        block_size=block_size,
-        windows=len(windows),
-        prefill_tokens_floor=floor,
-        prefill_tokens_floor_block=floor_block,
-        expected_prefill_tokens=expected,
-        expected_basis=basis,
-        longest_request_tokens=int(needs.max(initial=0)),
-        request_tokens_p50=_percentile(needs, 50),
-        request_tokens_p95=_percentile(needs, 95),
-        own_tokens_p95=_percentile(needs - lcp, 95),
-        longest_shared_tokens=int(lcp.max(initial=0)),
-        max_output_tokens=int((needs - lengths).sum()),
-        lengths=Histogram.of(lengths),
-        block_costs=block_costs(lengths, taken, block_size),
-        input_order_tokens=unsorted,
-        groups=groups,
-        group_row_index=[int(row_index[group.position]) for group in groups],
-        row_errors=dict(Counter(error.type.value for _, error in store.errors())),
-        future=PlannedFuture(_request_numbers(ordered, by_prefix, samples), lcp),
-        shared_tokens=_shared_by_row(by_prefix, lcp, samples),
-        truncation=TruncationAudit.of(truncation, store, good, needs_of.max_tokens, max_model_len),
-    )
-
-
-def _windows(store: PromptStore, rows: Rows, window_rows: int | None) -> list[Rows]:
-    """Sort the rows by their tokens, window by window."""
-    size = window_rows or max(1, len(rows))
-    return [
-        prefix_order(store.ids, rows[start : start + size]) for start in range(0, len(rows), size)
-    ]
-
-
-def _requests(store: PromptStore, windows: Sequence[Rows], samples: Rows) -> tuple[Rows, Rows]:
-    """Return prompt length and shared tokens of every request, in prefix order."""
-    rows = np.concatenate([np.empty(0, np.int64), *windows])
-    shared = np.concatenate(
-        [np.empty(0, np.int64), *(neighbour_lcp(store.ids, window) for window in windows)]
-    )
-    return repeat_rows(store.lengths[rows], shared, samples[rows])
-
-
-def _taken_from_cache(
-    lcp: Rows, by_prefix: Rows, samples: Rows, logs_prompt: Rows, block_size: int
-) -> Rows:
-    """Give what each request need not compute, of what it shares with the one before it.
-
-    A row's first request logs the prompt for all of them and takes nothing. Where others have
-    entered the prompt's first block before, its own blocks stay its own, so that what comes
-    after it finds only what came before it.
-    """
-    counts = samples[by_prefix]
-    firsts = np.cumsum(counts) - counts
-    logs = logs_prompt[by_prefix] > 0
-    taken = lcp.copy()
-    # What of each row's prompt is there when its first request comes.
-    there = lcp[firsts]
-    for row in np.flatnonzero(logs & (there >= block_size)).tolist():
-        if counts[row] > 1:
-            taken[firsts[row] + 1] = there[row]
-        elif row + 1 < len(there):
-            there[row + 1] = min(there[row + 1], there[row])
-    taken[firsts] = np.where(logs, 0, there)
-    return taken
-
-
-def _shared_by_row(by_prefix: Rows, lcp: Rows, samples: Rows) -> Rows:
-    """Give what each row's first request shares, by store row; -1 for rows without one."""
-    shared = np.full(len(samples), -1, np.int64)
-    counts = samples[by_prefix]
-    shared[by_prefix] = lcp[np.cumsum(counts) - counts]
-    return shared
-
-
-def _request_numbers(ordered: Rows, by_prefix: Rows, samples: Rows) -> Rows:
-    """Number the requests in running order, and give them in prefix order."""
-    first = np.zeros(len(samples), np.int64)
-    counts = samples[ordered]
-    first[ordered] = np.cumsum(counts) - counts
-    counts = samples[by_prefix]
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    numbers: Rows = np.repeat(first[by_prefix], counts) + within
-    return numbers
-
-
-def _percentile(values: npt.NDArray[np.int64], percent: int) -> int:
-    return int(np.percentile(values, percent, method="higher")) if len(values) else 0

@@ -9,7 +9,7 @@ import pytest
 
 from batchgen.prompts.advice import WatchedRenderer, advise
 from batchgen.prompts.limits import Limits
-from batchgen.prompts.plan import make_plan
+from batchgen.prompts.planner import make_plan
 from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.store import PromptStore
 from batchgen.prompts.tokenize import tokenize_batches

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from batchgen.prompts.limits import Limits
-from batchgen.prompts.plan import make_plan
+from batchgen.prompts.planner import make_plan
 from batchgen.prompts.preview import preview
 from batchgen.prompts.render import Renderer
 from batchgen.prompts.source import PromptSpec
