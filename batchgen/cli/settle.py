@@ -72,6 +72,11 @@ def settle(values: Mapping[str, Any]) -> Settled:
     return Settled(config, text, tuple(changes), warnings)
 
 
+def default_text(name: str) -> str:
+    """Show a key's default as ``Settled.changes`` shows values."""
+    return _short(_plain(declared_keys()[name].default))
+
+
 def _build(section: type[_Section], values: Mapping[str, Any]) -> _Section:
     assert is_dataclass(section)
     hints = typing.get_type_hints(section)
@@ -200,5 +205,8 @@ def _unprefixed_choices(config: Config) -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
+    """Show a value in one line, as it would be typed."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     text = str(value) if not isinstance(value, str) else value.replace("\n", "\\n")
     return text if len(text) <= 120 else f"{text[:117]}..."

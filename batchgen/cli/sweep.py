@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from batchgen.cli.settle import Settled
+from batchgen.cli.settle import Settled, default_text
 from batchgen.config import Mode
 from batchgen.errors import ExitCode
 from batchgen.report.plan_shapes import Sheet
@@ -126,7 +126,7 @@ def _swept_jobs(settled: Sequence[Settled], codes: Sequence[ExitCode], name: str
         figures = None
         if code in _WITH_FIGURES:
             figures = _read(Path(job.config.output.dir) / name)
-        own = {name: values.get(name, "default") for name in swept}
+        own = {name: values[name] if name in values else default_text(name) for name in swept}
         jobs.append(SweptJob(number, own, code, figures))
     return jobs
 

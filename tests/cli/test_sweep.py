@@ -50,11 +50,25 @@ def test_the_table_has_the_swept_keys_and_each_jobs_figures(
     assert lines[0][:5] == ["job", "pool.block_size", "exit", "rows", "failed"]
     assert lines[1][:6] == ["0", "8", "0", "1,234", "3", "2.5"]
     # 16 is the default, so the key is not among what was changed.
-    assert lines[2][:6] == ["1", "default", "0", "1,234", "3", "3.5"]
+    assert lines[2][:6] == ["1", "16", "0", "1,234", "3", "3.5"]
     assert lines[3][:5] == ["2", "32", "4", "-", "-"]
     kept = json.loads((caller / "out" / "block-sweep.json").read_text())
     assert [each["generate_s"] for each in kept] == [2.5, 3.5, None]
     assert kept[0]["keys"] == {"pool.block_size": "8"}
+
+
+def test_defaults_stand_in_the_table_as_they_would_be_typed(
+    composed: Callable[..., None], finishing: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    composed(
+        {"pool.prefix_caching": False, "pool.num_blocks": 64, "output.dir": "out/a"},
+        {"output.dir": "out/b"},
+    )
+    assert app.main(["-m"]) == ExitCode.DONE
+    lines = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["job", "pool.num_blocks", "pool.prefix_caching", "exit"]
+    assert lines[1] == ["0", "64", "false", "0"]
+    assert lines[2] == ["1", "null", "true", "0"]
 
 
 def test_the_picture_shows_what_differs_and_says_what_does_not(
