@@ -175,50 +175,80 @@ class Estimate:
     """How long the generate phase will take.
 
     Attributes:
-        low_s, high_s: the range.
-        prefill_low_s, prefill_high_s: of that, the prompts.
+        low_s, high_s: the range; no upper end where a part of it is not known.
+        prefill_low_s, prefill_high_s: of that, the prompts; None where not known.
+        decode_low_s, decode_high_s: of that, the outputs behind their first tokens, likewise.
         runs: runs that it rests on.
         basis: what makes the range, in words.
+        missing: what is not known and why, in words; None where all is.
     """
 
     low_s: float
-    high_s: float
-    prefill_low_s: float
-    prefill_high_s: float
+    high_s: float | None
+    prefill_low_s: float | None
+    prefill_high_s: float | None
+    decode_low_s: float | None
+    decode_high_s: float | None
     runs: int
     basis: str
+    missing: str | None
+
+
+_Range = tuple[float, float]
 
 
 def estimate(work: Work, speeds: Sequence[Speed]) -> Estimate | None:
-    """Say how long a job will take; None where no run in this setting tells.
+    """Say how long a job will take, as far as runs in this setting tell; None where none does.
 
     The slowest and the fastest of the stored runs, and 15% beyond them, make the range; decode
     speed is taken from runs with about as many rows at once. How much is generated is what
     runs of the same job generated, else anything from the least to the most that is allowed.
     """
-    prefill = [speed.prefill_per_s for speed in speeds if speed.prefill_per_s]
-    decoding = _with_similar_rows(speeds, work.rows)
-    decode = [speed.decode_per_s for speed in decoding if speed.decode_per_s]
     least, most, said = _outputs(work, speeds)
-    if not prefill or (not decode and most > work.requests):
-        return None
-    overhead = 1 + max(0.0, min(speed.overhead for speed in speeds))
-    prefill_s = [work.prefill_tokens / rate for rate in (max(prefill), min(prefill))]
-    decode_s = [0.0, 0.0]
-    if decode:
-        decoded = (max(0, least - work.requests), max(0, most - work.requests))
-        rates = (max(decode), min(decode))
-        decode_s = [tokens / rate for tokens, rate in zip(decoded, rates, strict=True)]
-    low, high = 1 - _UNCERTAINTY, 1 + _UNCERTAINTY
-    runs = "run" if len(speeds) == 1 else "runs"
-    return Estimate(
-        low_s=overhead * low * (prefill_s[0] + decode_s[0]),
-        high_s=overhead * high * (prefill_s[1] + decode_s[1]),
-        prefill_low_s=overhead * low * prefill_s[0],
-        prefill_high_s=overhead * high * prefill_s[1],
-        runs=len(speeds),
-        basis=f"{len(speeds)} stored {runs} of this model on this machine; {said}",
+    overhead = 1 + max(0.0, min((speed.overhead for speed in speeds), default=0.0))
+    prefill = _seconds(
+        (work.prefill_tokens, work.prefill_tokens),
+        [speed.prefill_per_s for speed in speeds],
+        overhead,
     )
+    decode = _seconds(
+        (max(0, least - work.requests), max(0, most - work.requests)),
+        [speed.decode_per_s for speed in _with_similar_rows(speeds, work.rows)],
+        overhead,
+    )
+    if not speeds or (prefill is None and decode in (None, (0.0, 0.0))):
+        return None
+    runs = f"{len(speeds)} stored run{'s' * (len(speeds) > 1)} of this model on this machine"
+    known = [part for part in (prefill, decode) if part is not None]
+    missing = None
+    if prefill is None:
+        missing = f"prompts: no stored run computed {_LEAST_PREFILL_TOKENS:,} tokens of them"
+    elif decode is None:
+        missing = f"outputs: no stored run decoded {_LEAST_DECODE_TOKENS:,} tokens"
+    return Estimate(
+        low_s=sum(low for low, _ in known),
+        high_s=None if missing else sum(high for _, high in known),
+        prefill_low_s=prefill and prefill[0],
+        prefill_high_s=prefill and prefill[1],
+        decode_low_s=decode and decode[0],
+        decode_high_s=decode and decode[1],
+        runs=len(speeds),
+        basis=runs if decode is None else f"{runs}; {said}",
+        missing=missing,
+    )
+
+
+def _seconds(
+    tokens: tuple[int, int], rates: Sequence[float | None], overhead: float
+) -> _Range | None:
+    """Give the least and the most time for so many tokens; None where no rate is known."""
+    known = [rate for rate in rates if rate]
+    if not max(tokens):
+        return 0.0, 0.0
+    if not known:
+        return None
+    low, high = tokens[0] / max(known), tokens[1] / min(known)
+    return overhead * (1 - _UNCERTAINTY) * low, overhead * (1 + _UNCERTAINTY) * high
 
 
 def _outputs(work: Work, speeds: Sequence[Speed]) -> tuple[int, int, str]:

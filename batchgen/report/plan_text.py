@@ -50,7 +50,12 @@ def time_text(time: Mapping[str, Any] | None) -> str:
             "no calibration yet: no stored run of this model on this machine is long enough; a "
             "run of a few hundred rows leaves its speed for the next plan"
         )
-    return f"{seconds_text(time['low_s'], time['high_s'])} ({time['basis']})"
+    if time["missing"] is None:
+        return f"{seconds_text(time['low_s'], time['high_s'])} ({time['basis']})"
+    part = "decode" if time["prefill_low_s"] is None else "prefill"
+    what = {"prefill": "the prompts", "decode": "the outputs"}[part]
+    known = seconds_text(time[f"{part}_low_s"], time[f"{part}_high_s"])
+    return f"{known} for {what} ({time['basis']}); not known for {time['missing']}"
 
 
 def memory_lines(memory: Mapping[str, Any] | None) -> list[str]:

@@ -1,12 +1,14 @@
 """The stored speeds of earlier runs, and what a plan makes of them."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from batchgen.job.speeds import Setting, Speed, SpeedBook, Work, estimate
+from batchgen.report.plan_text import time_text
 from tests.job.harness import Job
 
 HERE = Setting("a cpu, 2 threads", "shapes", "float32", "auto")
@@ -52,13 +54,35 @@ def test_decode_speed_comes_from_runs_with_about_as_many_rows() -> None:
     few, many = estimate(work(rows=3), runs), estimate(work(rows=120), runs)
     assert few is not None
     assert many is not None
-    assert few.high_s - few.prefill_high_s == pytest.approx(2_000 / 50 * 1.15)
-    assert many.high_s - many.prefill_high_s == pytest.approx(2_000 / 500 * 1.15)
+    assert few.decode_high_s == pytest.approx(2_000 / 50 * 1.15)
+    assert many.decode_high_s == pytest.approx(2_000 / 500 * 1.15)
 
 
-@pytest.mark.parametrize("runs", [[], [speed(prefill_tokens=10)], [speed(decode_tokens=0)]])
+@pytest.mark.parametrize("runs", [[], [speed(prefill_tokens=10, decode_tokens=10)]])
 def test_without_a_run_that_tells_there_is_no_estimate(runs: list[Speed]) -> None:
     assert estimate(work(), runs) is None
+    assert estimate(work(most_output_tokens=100), runs) is None
+
+
+def test_where_no_run_decoded_enough_the_prompts_have_a_range_and_the_whole_no_upper_end() -> None:
+    told = estimate(work(), [speed(decode_tokens=199), speed(prefill_s=20.0, decode_tokens=0)])
+    assert told is not None
+    assert (told.prefill_low_s, told.prefill_high_s) == (20 * 0.85, pytest.approx(40 * 1.15))
+    assert (told.low_s, told.high_s) == (20 * 0.85, None)
+    assert (told.decode_low_s, told.decode_high_s) == (None, None)
+    assert time_text(asdict(told)) == (
+        "17 to 46 s for the prompts (2 stored runs of this model on this machine); "
+        "not known for outputs: no stored run decoded 200 tokens"
+    )
+
+
+def test_where_no_run_computed_enough_prompts_the_outputs_have_a_range() -> None:
+    told = estimate(work(least_output_tokens=1_100), [speed(prefill_tokens=999)])
+    assert told is not None
+    # 1,000 to 2,000 tokens behind the first ones, at 500 a second.
+    assert (told.decode_low_s, told.decode_high_s) == (2 * 0.85, pytest.approx(4 * 1.15))
+    assert (told.low_s, told.high_s, told.prefill_low_s) == (2 * 0.85, None, None)
+    assert "not known for prompts: no stored run computed 1,000 tokens" in time_text(asdict(told))
 
 
 def test_a_job_that_decodes_nothing_needs_no_decode_speed() -> None:
