@@ -503,6 +503,10 @@ class OutputConfig:
         default=False, metadata={"help": "run failed rows of an earlier run again"}
     )
     overwrite: bool = field(default=False, metadata={"help": "remove an earlier output first"})
+    verify: bool = field(
+        default=False,
+        metadata={"help": "read all of an earlier output; run the rows of damaged parts again"},
+    )
     carry_columns: list[str] = field(
         default_factory=list,
         metadata={"help": "input columns that go into the output as they are", "word": "all"},

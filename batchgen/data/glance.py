@@ -11,7 +11,7 @@ from batchgen.data.finished import FinishedRows
 from batchgen.data.lock import Owner, is_held
 from batchgen.data.manifest import read_manifest
 from batchgen.data.output_dir import LOCK, MANIFEST, SUCCESS
-from batchgen.data.parts import DamagedPartError, part_schema
+from batchgen.data.parts import DamagedPartError, check_part, part_schema
 from batchgen.data.replace import Replacement, settled_parts
 
 # A live run may replace the parts while they are looked at.
@@ -48,8 +48,12 @@ class Glance:
     sample: Mapping[str, Any] | None
 
     @classmethod
-    def take(cls, path: Path) -> Self:
+    def take(cls, path: Path, *, verify: bool = False) -> Self:
         """Look at a directory, which a live run may be changing.
+
+        Args:
+            path: the directory.
+            verify: read all of every part, not only what tells which rows are done.
 
         Raises:
             UsageError: the manifest is damaged, or rows stand twice.
@@ -57,7 +61,7 @@ class Glance:
         """
         for _ in range(_ATTEMPTS):
             try:
-                return cls._take(path)
+                return cls._take(path, verify)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -65,8 +69,8 @@ class Glance:
         raise OutputError(f"output.dir: {path} keeps changing while it is looked at; try again")
 
     @classmethod
-    def _take(cls, path: Path) -> Self:
-        finished, num_parts, damaged = _read_parts(path)
+    def _take(cls, path: Path, verify: bool) -> Self:
+        finished, num_parts, damaged = _read_parts(path, verify)
         return cls(
             path=path,
             manifest=read_manifest(path / MANIFEST),
@@ -81,12 +85,15 @@ class Glance:
         )
 
 
-def _read_parts(path: Path) -> tuple[FinishedRows | None, int, tuple[str, ...]]:
+def _read_parts(path: Path, verify: bool) -> tuple[FinishedRows | None, int, tuple[str, ...]]:
     """Read all parts that are whole; give their rows, their number, and the others' names."""
     parts = settled_parts(path)
     damaged: list[str] = []
+    unread = list(parts) if verify else []
     while parts:
         try:
+            while unread:
+                check_part(unread.pop())
             id_type = part_schema(parts[0]).field("id").type
             return FinishedRows.read(parts, id_type), len(parts), tuple(damaged)
         except DamagedPartError as damage:

@@ -32,7 +32,14 @@ from batchgen.data.manifest import (
     write_manifest,
 )
 from batchgen.data.ordering import sort_parts
-from batchgen.data.parts import DamagedPartError, list_parts, part_name, part_number, write_part
+from batchgen.data.parts import (
+    DamagedPartError,
+    check_part,
+    list_parts,
+    part_name,
+    part_number,
+    write_part,
+)
 from batchgen.data.recovery import QUARANTINE, recover, remove, set_aside
 from batchgen.data.replace import RECORD_NAME, STAGED_NAME
 from batchgen.data.rewrite import rewrite_parts
@@ -158,14 +165,20 @@ class OutputDir:
         """Take back ``_SUCCESS`` before rows are added or removed."""
         remove_durably(self.path / SUCCESS)
 
-    def finished_rows(self, id_type: pa.DataType) -> FinishedRows:
+    def finished_rows(self, id_type: pa.DataType, *, verify: bool = False) -> FinishedRows:
         """Read which rows are done; a part that turns out to be damaged is set aside.
+
+        Args:
+            id_type: Arrow type of the ids.
+            verify: read all of every part, not only what tells which rows are done.
 
         Raises:
             UsageError: a row's result stands twice, or ids are of another type.
             OutputError: the parts cannot be read.
         """
         try:
+            if verify:
+                self._set_damaged_aside()
             while True:
                 try:
                     return FinishedRows.read(self.parts, id_type)
@@ -173,6 +186,13 @@ class OutputDir:
                     set_aside(damage)
         except OSError as error:
             raise OutputError.at(self.path, error) from error
+
+    def _set_damaged_aside(self) -> None:
+        for part in self.parts:
+            try:
+                check_part(part)
+            except DamagedPartError as damage:
+                set_aside(damage)
 
     def discard_errors(self) -> int:
         """Remove the output rows of failed input rows, so that they are run again.

@@ -101,7 +101,7 @@ def open_output(
         resume=config.output.resume.value,
         details={"versions": versions(), "config": resolved_yaml},
     )
-    finished = output.finished_rows(inputs.id_type)
+    finished = output.finished_rows(inputs.id_type, verify=config.output.verify)
     if config.output.retry_errors and finished.num_errors:
         output.begin_work()
         output.discard_errors()

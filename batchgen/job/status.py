@@ -40,7 +40,7 @@ def describe_output(config: Config) -> str:
     path = Path(config.output.dir)
     if not path.is_dir():
         raise UsageError(f"output.dir={path} does not exist, so no job has been run there")
-    glance = Glance.take(path)
+    glance = Glance.take(path, verify=config.output.verify)
     if glance.manifest is None:
         return f"{path}: no job has been run here"
     try:
@@ -51,7 +51,7 @@ def describe_output(config: Config) -> str:
             f"output.dir: the manifest in {path} is damaged ({error!r}); choose another "
             "output.dir, or set output.overwrite=true to begin anew"
         ) from error
-    lines += [*_who(glance), *count.lines(), *_parts(glance), *_next(config, glance, count)]
+    lines += [*_who(glance), *count.lines(), *_parts(config, glance), *_next(config, glance, count)]
     return "\n".join(lines)
 
 
@@ -133,12 +133,12 @@ def _who(glance: Glance) -> Iterator[str]:
         )
 
 
-def _parts(glance: Glance) -> Iterator[str]:
-    yield f"parts: {glance.num_parts} whole"
+def _parts(config: Config, glance: Glance) -> Iterator[str]:
+    yield f"parts: {glance.num_parts} whole" + (", all of them read" * config.output.verify)
     if glance.damaged:
+        run = "the next run with output.verify=true" if config.output.verify else "the next run"
         yield (
-            f"damaged: {', '.join(glance.damaged)}; the next run sets them aside and runs their "
-            "rows again"
+            f"damaged: {', '.join(glance.damaged)}; {run} sets them aside and runs their rows again"
         )
     if glance.is_replacing and not glance.is_held:
         yield "replacement: one is decided; the next run carries it out"

@@ -65,3 +65,16 @@ def crash_at(patch: pytest.MonkeyPatch, number: int) -> None:
             raise Crash(name)
 
     patch.setattr(failpoints, "reached", reached)
+
+
+def spoil(part: Path, column: str) -> None:
+    """Change bytes in the middle of a column, under a footer that stays good."""
+    group = pq.read_metadata(part).row_group(0)
+    chunks = [group.column(n) for n in range(group.num_columns)]
+    (chunk,) = [each for each in chunks if each.path_in_schema == column]
+    content = bytearray(part.read_bytes())
+    begin = chunk.dictionary_page_offset or chunk.data_page_offset
+    middle = begin + chunk.total_compressed_size // 2
+    for at in range(middle - 4, middle + 4):
+        content[at] ^= 0xFF
+    part.write_bytes(content)

@@ -6,15 +6,15 @@ import os
 import stat
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from batchgen.data import parts as parts_module
 from batchgen.data import recovery as recovery_module
 from batchgen.data.files import OutputError
+from batchgen.data.glance import Glance
 from batchgen.data.output_dir import OutputDir
 from batchgen.data.parts import list_parts
-from tests.data.crash import INT, Crash, begin, crash_at, failed, keys, ok, run, visible
+from tests.data.crash import INT, Crash, begin, crash_at, failed, keys, ok, run, spoil, visible
 
 
 def test_torn_and_empty_files_are_swept_or_set_aside_and_whole_parts_stay(tmp_path: Path) -> None:
@@ -42,23 +42,13 @@ def test_torn_and_empty_files_are_swept_or_set_aside_and_whole_parts_stay(tmp_pa
     assert not any(name.startswith("_tmp") for name in visible(tmp_path))
 
 
-def column(part: Path, name: str) -> pq.ColumnChunkMetaData:
-    group = pq.read_metadata(part).row_group(0)
-    chunks = [group.column(n) for n in range(group.num_columns)]
-    return next(chunk for chunk in chunks if chunk.path_in_schema == name)
-
-
 @pytest.mark.parametrize("action", ["look", "discard", "sort"])
 def test_rows_whose_bytes_changed_under_a_good_footer_are_run_again(
     tmp_path: Path, action: str
 ) -> None:
     run(tmp_path, ok(3), failed(2), ok(1), failed(0))
-    part = list_parts(tmp_path)[1]
-    content = part.read_bytes()
     # Who looks which rows are done does not read their text.
-    chunk = column(part, "row_index" if action == "look" else "generated_text")
-    middle = chunk.dictionary_page_offset + chunk.total_compressed_size // 2
-    part.write_bytes(content[: middle - 4] + bytes(8) + content[middle + 4 :])
+    spoil(list_parts(tmp_path)[1], "row_index" if action == "look" else "generated_text")
     with OutputDir(tmp_path) as out:
         assert len(out.parts) == 2
         if action == "look":
@@ -71,6 +61,23 @@ def test_rows_whose_bytes_changed_under_a_good_footer_are_run_again(
         # Nothing half-done is left over.
         out.discard_errors()
     assert keys(tmp_path) == [(3, 0)]
+
+
+@pytest.mark.parametrize("name", ["generated_text", "error_message"])
+def test_who_verifies_finds_damage_in_what_a_resume_does_not_read(
+    tmp_path: Path, name: str
+) -> None:
+    run(tmp_path, ok(3), failed(2), ok(1), failed(0))
+    part = list_parts(tmp_path)[1]
+    spoil(part, name)
+    glance = Glance.take(tmp_path, verify=True)
+    assert (glance.num_parts, glance.damaged) == (1, (part.name,))
+    assert Glance.take(tmp_path).damaged == ()
+    with OutputDir(tmp_path) as out:
+        assert out.finished_rows(INT).num_rows == 4
+        assert out.finished_rows(INT, verify=True).num_rows == 2
+    assert keys(tmp_path) == [(3, 0), (2, 0)]
+    assert visible(tmp_path / "_quarantine") == {part.name}
 
 
 def test_a_disk_that_cannot_read_a_part_does_not_make_it_damaged(

@@ -13,6 +13,7 @@ import pytest
 
 from batchgen.cli import app
 from batchgen.runtime.executor import ModelExecutor
+from tests.data.crash import spoil
 from tests.job.harness import Job
 
 ROWS = [{"id": f"r{n}", "prompt": f"The quick brown fox {n % 9} jumps {n}"} for n in range(16)]
@@ -158,6 +159,21 @@ def test_damaged_parts_are_named_and_their_rows_are_left(half: Job, ask: Ask) ->
     assert "parts: 2 whole" in lines
     assert f"damaged: {torn.name}; the next run sets them aside and runs their rows again" in lines
     assert half() == 0
+
+
+def test_damage_in_texts_is_found_by_who_verifies_and_then_mended(half: Job, ask: Ask) -> None:
+    assert half() == 0
+    expected, part = half.results(), half.parts[0]
+    spoil(part, "generated_text")
+    assert half() == 0
+    assert not any("damaged" in line for line in ask())
+    assert (
+        f"damaged: {part.name}; the next run with output.verify=true sets them aside and runs "
+        "their rows again"
+    ) in ask("output.verify=true")
+    assert half("output.verify=true") == 0
+    assert half.results() == expected
+    assert f"parts: {len(half.parts)} whole, all of them read" in ask("output.verify=true")
 
 
 def test_rows_with_some_of_their_samples_count_as_begun_by_each_rows_own_number(
