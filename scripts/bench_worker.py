@@ -18,6 +18,8 @@ from transformers.utils.logging import disable_progress_bar
 from batchgen.errors import BatchgenError, EngineError
 from batchgen.report.machine import peak_rss_bytes
 
+# Not "fork": the threads and the GPU context of this process would not survive it.
+START_METHOD = "spawn"
 # Rows run once before anything is timed: the first call of a kernel pays for its set-up.
 WARM_UP_ROWS = 2
 
@@ -43,8 +45,7 @@ class Worker:
 
     def __init__(self, name: str, load: Callable[[], Runner], arguments: list[str]) -> None:
         self._name = name
-        # Not forked: the threads and the GPU context of this process would not survive it.
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START_METHOD)
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, load, arguments), daemon=True)
         self._process.start()

@@ -9,18 +9,17 @@ import functools
 import gc
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 _ENV = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-_POLL_S = 0.002
 
 
 class Nursery:
@@ -89,6 +88,7 @@ class Run:
 
     def __init__(self, nursery: Nursery, pid: int, log: Path) -> None:
         self.pid = pid
+        self._code: int | None = None
         self._nursery = nursery
         self._log = log
 
@@ -99,16 +99,19 @@ class Run:
 
     def wait(self, timeout_s: float = 60.0) -> int | None:
         """Wait for its end: the exit code, minus the signal, or None where it still runs."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            code = self._nursery.ask({"look_at": self.pid})
-            if code is not None or time.monotonic() > deadline:
-                return None if code is None else int(code)
-            time.sleep(_POLL_S)
+        if self._code is None:
+            # It is there, and its number is its own, until it has been looked at.
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                select.select([descriptor], [], [], timeout_s)
+            finally:
+                os.close(descriptor)
+            self._code = self._nursery.ask({"look_at": self.pid})
+        return self._code
 
     def send(self, number: int) -> None:
         """Send a signal, unless it has ended."""
-        with contextlib.suppress(ProcessLookupError):
+        if self._code is None:
             os.kill(self.pid, number)
 
     def kill(self) -> int | None:
@@ -159,8 +162,10 @@ def _warm_up(model: str) -> None:
 
     import batchgen.run
     from batchgen.cli import app
-    from batchgen.job import inputs, planning, summary
+    from batchgen.cli.keys import declared_keys
+    from batchgen.job import inputs
     from batchgen.report.machine import versions
+    from batchgen.report.page import page_template
     from batchgen.runtime.model import ModelSource, load_model
 
     torch.set_num_threads(1)
@@ -173,8 +178,11 @@ def _warm_up(model: str) -> None:
     inputs.load_config = lambda source: config
     inputs.load_tokenizer = functools.cache(inputs.load_tokenizer)
     inputs.load_tokenizer(model, revision=None, trust_remote_code=False)
-    planning.versions = summary.versions = functools.cache(versions)
     app.store_jobs = lambda folder, names: None
+    # What is made once a process, from the code alone.
+    versions()
+    declared_keys()
+    page_template()
     # A collection in a run would copy every page that holds an object.
     gc.disable()
     gc.freeze()

@@ -1,10 +1,12 @@
 """The real model and the real rows that tests stand on, fetched where they are missing."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,23 @@ from fetch_model import fetch_model
 from prepare_data import prepare_data
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Files that take half a minute or more, the longest first. They are begun first, so that
+# at the end no worker is alone with one of them.
+LONGEST = (
+    "acceptance/test_equality.py",
+    "job/test_job_faults.py",
+    "scripts/test_bench.py",
+    "engine/test_stateful.py",
+    "docs/test_doc_commands.py",
+    "kernels/test_triton_interpreted.py",
+    "kernels/test_triton_compiled.py",
+    "scripts/test_compare_outputs.py",
+    "docs/test_operations.py",
+    "scripts/test_gpu_check_dry_run.py",
+    "scripts/test_sweep_block_size.py",
+    "engine/test_ahead.py",
+)
 
 # What runs measure and compile here is not mixed with the user's own; compiled code is kept
 # from one run to the next. Set before any process of the tests is started.
@@ -56,6 +75,14 @@ def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def fork_server() -> None:
+    """Let the imports of the child processes run beside the first tests."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.warm"])
+    forkserver.ensure_running()
+
+
+@pytest.fixture(scope="session")
 def s3_server() -> Iterator[Any]:
     """An S3 API on loopback; see ``s3``."""
     from tests.s3_server import serve_s3
@@ -86,6 +113,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker is not None and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; the others keep their order."""
+    place = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
+    gone = [str(path) for path in place if not path.is_file()]
+    if gone:
+        raise pytest.UsageError(f"tests/conftest.py: LONGEST names what is not there: {gone}")
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,5 +1,6 @@
 """What the machine says of itself: versions, device, memory in use."""
 
+import functools
 import importlib.metadata
 import platform
 import resource
@@ -10,6 +11,7 @@ from typing import Any
 _PACKAGES = ("batchgen", "torch", "transformers", "triton", "pyarrow", "tokenizers", "numpy")
 
 
+@functools.cache
 def versions() -> dict[str, str | None]:
     """Give the versions of Python and of the packages that results depend on."""
     found: dict[str, str | None] = {"python": platform.python_version()}

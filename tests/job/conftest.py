@@ -1,7 +1,5 @@
-import multiprocessing
 import shutil
 from collections.abc import Callable
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +50,8 @@ def copied_model(job: Job, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def fork_server() -> None:
-    """Let the imports of the child processes run beside the first tests."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["batchgen.run", "batchgen.cli.app", "transformers.models.llama.modeling_llama"]
-    )
-    forkserver.ensure_running()
+def children_are_forked(fork_server: None) -> None:
+    """The commands in processes of their own."""
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,8 @@ def stages(model: Path, nursery: Nursery) -> Iterator[Sequence[Stage]]:
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK) else None
     with TemporaryDirectory(dir=place) as folder:
-        count = os.cpu_count() or 1
+        # A worker of several has a core of its own.
+        count = len(os.sched_getaffinity(0))
         yield [Stage(Path(folder) / str(n), model, nursery) for n in range(count)]
 
 

@@ -40,6 +40,12 @@ def runs(job) -> dict[str, bench.Measurement]:
         return {name: load_engine(name, job, None).run(rows) for name in RUNNING}
 
 
+@pytest.fixture
+def forked_workers(fork_server, monkeypatch) -> None:
+    """Engines in processes that need not import everything first."""
+    monkeypatch.setattr(bench_worker, "START_METHOD", "forkserver")
+
+
 @pytest.mark.parametrize("name", RUNNING)
 def test_every_engine_gives_the_same_tokens_and_each_row_as_many_as_it_asked_for(runs, name):
     outputs = runs[name].outputs
@@ -80,7 +86,7 @@ def test_rows_are_chosen_at_even_distances():
     assert spread(prompts[:2], None) == spread(prompts[:2], 5) == prompts[:2]
 
 
-def test_engines_run_interleaved_in_processes_of_their_own(job):
+def test_engines_run_interleaved_in_processes_of_their_own(job, forked_workers):
     contest = bench.Contest(engines=["ours", "static"], repeats=2)
     results = bench.bench("tiny", "cpu", job, contest)
     assert [len(runs) for runs in results.runs.values()] == [2, 2]
@@ -94,7 +100,7 @@ def test_engines_run_interleaved_in_processes_of_their_own(job):
     assert "x the floor of" in said
 
 
-def test_an_error_of_an_engine_reaches_the_one_who_asked(job):
+def test_an_error_of_an_engine_reaches_the_one_who_asked(job, forked_workers):
     no_model = [*job, "model.path=/nowhere"]
     with pytest.raises(UsageError, match="/nowhere"):
         bench_worker.Worker("ours", partial(load_engine, "ours", no_model, None), job)
