@@ -61,11 +61,7 @@ SCOPES: dict[str, tuple[str, ...]] = {
         "batchgen.runtime.torch_attention:_TorchStep.attend",
     ),
     "sampling": ("batchgen.runtime.executor:prepare", "batchgen.runtime.executor:choose"),
-    "swap and copies": (
-        "batchgen.runtime.kv_cache:KVCache.swap_out",
-        "batchgen.runtime.kv_cache:KVCache.copy",
-        "batchgen.runtime.kv_cache:KVCache.swap_in",
-    ),
+    "swap and copies": ("batchgen.runtime.executor:ModelExecutor._move_blocks",),
     "detokenise": ("batchgen.job.stream:RequestStream.results",),
     MODEL: ("batchgen.runtime.executor:ModelExecutor.logits",),
     "step: rest": ("batchgen.runtime.executor:ModelExecutor.execute",),

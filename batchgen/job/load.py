@@ -26,6 +26,7 @@ from batchgen.runtime.attention import AttentionBackend
 from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
 from batchgen.runtime.debug import DebugExecutor
 from batchgen.runtime.device.card import Card, CudaCard
+from batchgen.runtime.device.swap import staging_bytes
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.fixed_rows import fix_row_counts
 from batchgen.runtime.kv_cache import (
@@ -160,7 +161,7 @@ def build_engine(
         SchedulerLimits(config.engine.max_num_seqs, step_tokens),
         admission=AdmissionPolicy(config.engine.admission.value),
         preemption=preemption_policy(config, ledger),
-        costs=PreemptionCosts(cache.measure_swap_s_per_block()),
+        costs=PreemptionCosts(model_executor.swap.measure_s_per_block()),
         clock=time.perf_counter,
     )
     overlaps = config.engine.overlap is Overlap.on or (
@@ -212,8 +213,10 @@ def size_pool(
     device, pool = loaded.model.device, config.pool
     per_token = kv_bytes_per_token(loaded.layers, kv_format.dtype)
     card = CudaCard(device) if device.type == "cuda" else None
-    activations = 0
+    num_swap_blocks = _swap_blocks(config, per_token)
+    activations = staging = 0
     if card is not None:
+        staging = staging_bytes(num_swap_blocks, per_token * pool.block_size)
         activations = activation_bytes(
             loaded,
             attention,
@@ -225,7 +228,7 @@ def size_pool(
         )
     num_blocks = pool.num_blocks
     if num_blocks is None:
-        budget = _pool_budget(config, card, activations)
+        budget = _pool_budget(config, card, activations + staging)
         num_blocks = blocks_in(budget, per_token, pool.block_size)
     if num_blocks < 1:
         raise UsageError(
@@ -239,7 +242,8 @@ def size_pool(
         bytes_per_token=per_token,
         block_size=pool.block_size,
         num_blocks=num_blocks,
-        num_swap_blocks=_swap_blocks(config, per_token),
+        num_swap_blocks=num_swap_blocks,
+        staging_bytes=staging,
         others_bytes=others_bytes(card) if card is not None else 0,
     )
 
@@ -272,9 +276,9 @@ def plan_ledger(config: Config, layers: list[LayerGeometry], dtype: torch.dtype)
     return Ledger(0, 0, per_token, config.pool.block_size, num_blocks, swap)
 
 
-def _pool_budget(config: Config, card: Card | None, activations: int) -> int:
+def _pool_budget(config: Config, card: Card | None, beside_pool: int) -> int:
     if card is not None:
-        return gpu_pool_bytes(card, activations, config.pool.gpu_memory_utilization)
+        return gpu_pool_bytes(card, beside_pool, config.pool.gpu_memory_utilization)
     if config.pool.cpu_memory_gib is not None:
         return int(config.pool.cpu_memory_gib * GIB)
     return default_cpu_pool_bytes(available_host_bytes())

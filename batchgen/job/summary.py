@@ -84,8 +84,11 @@ def engine_figures(
     block_bytes = 0
     swap_s = 0.0
     if loaded is not None:
-        stats, counters = loaded.engine.stats, loaded.engine.scheduler.counters
-        block_bytes, swap_s = loaded.ledger.bytes_per_block, loaded.executor.swap_s
+        scheduler = loaded.engine.scheduler
+        stats, counters = loaded.engine.stats, scheduler.counters
+        block_bytes = loaded.ledger.bytes_per_block
+        swapped = counters.swapped_out_blocks + counters.swapped_in_blocks
+        swap_s = swapped * scheduler.costs.swap_s_per_block
     computed = counters.computed_tokens
     sampled = counters.sampled_tokens
     return {

@@ -1,6 +1,5 @@
 """Runs step plans: swap copies, the forward pass, the sampler."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from batchgen.runtime.device.api import Device
 from batchgen.runtime.device.cuda import device_of
 from batchgen.runtime.device.download import Arrival, Downloads
 from batchgen.runtime.device.sampled import SampledTokens, feed, needs_feeding
+from batchgen.runtime.device.swap import Returning, SwapLink, written_blocks
 from batchgen.runtime.device.upload import Uploads
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.sampler import Choice, choose, prepare
@@ -31,6 +31,8 @@ class PreparedStep:
         logits_at: int64, ``StepPlan.logits_at``.
         attention: what stands behind the layers' attention.
         choice: how the tokens are chosen.
+        copies: [N, 2] int64, ``StepPlan.copies``.
+        returning: ``StepPlan.swap_in``.
     """
 
     plan: StepPlan
@@ -39,6 +41,8 @@ class PreparedStep:
     logits_at: torch.Tensor
     attention: LayerAttention
     choice: Choice
+    copies: torch.Tensor
+    returning: list[Returning]
 
 
 class ModelExecutor:
@@ -52,7 +56,7 @@ class ModelExecutor:
 
     Attributes:
         cache: the pool's tensors.
-        swap_s: seconds spent on swap copies.
+        swap: the way to the CPU pool.
     """
 
     def __init__(
@@ -63,10 +67,10 @@ class ModelExecutor:
         device: Device | None = None,
     ) -> None:
         self.cache = cache
-        self.swap_s = 0.0
         self._model = model
         self._attention = attention
         self._device = device or device_of(model.device)
+        self.swap = SwapLink(self._device, cache.moves, cache.swap_pool)
         self._uploads = Uploads(self._device)
         self._downloads = Downloads(self._device)
         self._sampled = SampledTokens(self._device)
@@ -87,7 +91,7 @@ class ModelExecutor:
         step = self.prepare(plan)
         last, sampled = self._sampled.begin(len(plan.samples))
         feeds = needs_feeding(plan)
-        self._device.compute.run(lambda: self._move_blocks(plan))
+        self._move_blocks(step)
 
         @torch.inference_mode()
         def work() -> None:
@@ -109,6 +113,8 @@ class ModelExecutor:
             logits_at=put(plan.logits_at),
             attention=self._attention.begin(plan, self.cache, put),
             choice=prepare(plan.samples, put),
+            copies=put(plan.copies),
+            returning=self.swap.prepare_return(plan.swap_in, put),
         )
         self._uploads.send()
         return step
@@ -144,10 +150,18 @@ class ModelExecutor:
             self._device.trim()
             raise OutOfDeviceMemoryError(str(error)) from error
 
-    @torch.inference_mode()
-    def _move_blocks(self, plan: StepPlan) -> None:
-        started = time.perf_counter()
-        self.cache.swap_out(plan.swap_out)
-        self.cache.copy(plan.copies)
-        self.cache.swap_in(plan.swap_in)
-        self.swap_s += time.perf_counter() - started
+    def _move_blocks(self, step: PreparedStep) -> None:
+        """Enqueue a plan's copies, each behind what it has to wait for."""
+        plan = step.plan
+        if len(plan.swap_out) or self.swap.is_sending:
+            written = written_blocks(plan, self.cache.block_size)
+            self.swap.send(plan.swap_out, first=written)
+            self.swap.guard(written)
+        if len(plan.copies):
+
+            @torch.inference_mode()
+            def copy() -> None:
+                self.cache.moves.copy(*step.copies.unbind(1))
+
+            self._device.compute.run(copy)
+        self.swap.fetch(step.returning)

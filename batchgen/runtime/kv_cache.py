@@ -1,19 +1,12 @@
-"""The KV pool's tensors, the CPU pool beside it, and the copies between the two."""
+"""The KV pool's tensors and the CPU pool beside it."""
 
-import time
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from batchgen.engine.step import IntArray
 from batchgen.kernels.triton.scales import KVScales
 from batchgen.runtime.block_moves import BlockMoves, TorchBlockMoves, bytes_or_numbers
-
-# Blocks on their way to or from the host are copied this many bytes at a time.
-_MAX_STAGING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +84,6 @@ class KVCache:
         assert is_fp8(dtype) == (scales is not None)
         self.block_size = block_size
         self.scales = scales
-        self._device = device
         self.keys, self.values = _allocate(layers, num_blocks, block_size, dtype, device)
         self.moves = _block_moves([*self.keys, *self.values], uses_triton)
         # Pinned memory makes copies to and from a GPU run at the link's speed.
@@ -100,45 +92,6 @@ class KVCache:
             dtype=torch.uint8,
             pin_memory=device.type == "cuda" and num_swap_blocks > 0,
         )
-
-    def swap_out(self, copies: IntArray) -> None:
-        """Copy blocks to the CPU pool: [N, 2] of (pool block, CPU block)."""
-        for piece in self._pieces(copies):
-            blocks, rows = torch.from_numpy(piece).unbind(1)
-            staging = self.new_staging(len(piece))
-            self.moves.gather(blocks.to(self._device), staging)
-            self.swap_pool.index_copy_(0, rows, staging.to("cpu"))
-
-    def swap_in(self, copies: IntArray) -> None:
-        """Copy blocks back: [N, 2] of (CPU block, pool block)."""
-        for piece in self._pieces(copies):
-            rows, blocks = torch.from_numpy(piece).unbind(1)
-            staging = self.swap_pool.index_select(0, rows).to(self._device)
-            self.moves.scatter(staging, blocks.to(self._device))
-
-    def copy(self, copies: IntArray) -> None:
-        """Copy blocks within the pool: [N, 2] of (source, target)."""
-        if len(copies):
-            sources, targets = torch.from_numpy(copies).to(self._device).unbind(1)
-            self.moves.copy(sources, targets)
-
-    def new_staging(self, num_blocks: int) -> torch.Tensor:
-        """Allocate a staging buffer on the pool's device: [num_blocks, staging_bytes] uint8."""
-        shape = (num_blocks, self.moves.staging_bytes)
-        return torch.empty(shape, dtype=torch.uint8, device=self._device)
-
-    def measure_swap_s_per_block(self) -> float:
-        """Time the copy of a block to the CPU pool, in seconds; 0 where there is none.
-
-        Blocks 0 are copied as they are: the pool is empty when this is called.
-        """
-        if not len(self.swap_pool):
-            return 0.0
-        pair = np.zeros((1, 2), dtype=np.int64)
-        self.swap_out(pair)  # the first copy pays for allocation
-        started = time.perf_counter()
-        self.swap_out(pair)
-        return time.perf_counter() - started
 
     def checksum(self, block: int, num_tokens: int) -> int:
         """Give a checksum over the K and V of a block's first tokens in all layers."""
@@ -153,12 +106,6 @@ class KVCache:
         for tensor in (*self.keys, *self.values):
             bits = bytes_or_numbers(torch.tensor(value).to(tensor.dtype))
             bytes_or_numbers(tensor)[blocks] = bits.to(tensor.device)
-
-    def _pieces(self, copies: IntArray) -> Iterator[IntArray]:
-        """Cut copies so that their staging buffer stays small."""
-        size = max(1, _MAX_STAGING_BYTES // self.moves.staging_bytes)
-        for at in range(0, len(copies), size):
-            yield copies[at : at + size]
 
 
 def _block_moves(tensors: list[torch.Tensor], uses_triton: bool) -> BlockMoves:

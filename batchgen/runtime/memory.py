@@ -22,6 +22,7 @@ class Ledger:
         num_blocks: blocks of the pool.
         num_swap_blocks: blocks of the CPU pool.
         others_bytes: what other processes hold of a GPU, and this one beside its tensors.
+        staging_bytes: buffers on a GPU that swapped blocks pass through; 0 on a CPU.
     """
 
     weights_bytes: int
@@ -31,6 +32,7 @@ class Ledger:
     num_blocks: int
     num_swap_blocks: int
     others_bytes: int = 0
+    staging_bytes: int = 0
 
     @property
     def bytes_per_block(self) -> int:
@@ -62,11 +64,12 @@ class Ledger:
             for name, tokens in lengths.items()
         )
         swap = self.bytes_per_block * self.num_swap_blocks
+        staging = f" and {_gib(self.staging_bytes)} to pass through" if self.staging_bytes else ""
         others = f", held by others {_gib(self.others_bytes)}" if self.others_bytes else ""
         return (
             f"memory: weights {_gib(self.weights_bytes)}, activations "
             f"{_gib(self.activations_bytes)}, pool {_gib(self.pool_bytes)}, "
-            f"swap {_gib(swap)}{others}\n"
+            f"swap {_gib(swap)}{staging}{others}\n"
             f"pool: {self.bytes_per_token:,} bytes a token, {self.bytes_per_block:,} a block of "
             f"{self.block_size}; {self.num_blocks:,} blocks = {self.pool_tokens:,} tokens\n"
             f"rows at once with nothing shared: {rows}"
@@ -102,7 +105,7 @@ def default_swap_bytes(available: int) -> int:
     return min(4 * GIB, available // 4)
 
 
-def gpu_pool_bytes(card: Card, activations: int, utilization: float) -> int:
+def gpu_pool_bytes(card: Card, beside_pool: int, utilization: float) -> int:
     """Bytes left for the pool on a GPU.
 
     What others hold counts as ours does: ``utilization`` is of the whole card, so that a
@@ -110,11 +113,11 @@ def gpu_pool_bytes(card: Card, activations: int, utilization: float) -> int:
 
     Args:
         card: holds the weights.
-        activations: bytes that the largest step takes above that.
+        beside_pool: bytes that steps and buffers take above that.
         utilization: share of the card that may be full.
     """
     used = card.total() - card.free()
-    return int(card.total() * utilization) - used - activations
+    return int(card.total() * utilization) - used - beside_pool
 
 
 def others_bytes(card: Card) -> int:

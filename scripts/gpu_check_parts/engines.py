@@ -104,7 +104,7 @@ def build_engine(
     usual = AttentionName.AUTO if loaded.model.device.type == "cuda" else AttentionName.TORCH
     machine = ModelMachine(loaded, settings.attention or usual, settings.sharing)
     executor = machine.executor(scheduler.blocks, settings.swap_blocks)
-    scheduler.costs.swap_s_per_block = executor.cache.measure_swap_s_per_block()
+    scheduler.costs.swap_s_per_block = executor.swap.measure_s_per_block()
     return Engine(scheduler, executor, clock=time.perf_counter)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from batchgen.runtime.device.api import Device, Event
+from batchgen.runtime.device.api import Device, Event, Stream
 
 # Uploads an array; what it gives holds the values when the step's work runs, not before.
 Put = Callable[[npt.NDArray[Any]], torch.Tensor]
@@ -38,13 +38,18 @@ class _Slot:
 class Uploads:
     """Packs arrays and copies them together at the head of a step.
 
+    Args:
+        device: where they go.
+        stream: whose work reads them; None is the compute stream.
+
     Two pinned buffers take turns: the host fills one while the device may still read the
     other, and an event keeps it from filling one that was not read. On the device one buffer
-    is enough, since step follows step on the compute stream.
+    is enough, since step follows step on the stream.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, stream: Stream | None = None) -> None:
         self._device = device
+        self._stream = stream or device.compute
         self._slots = [_Slot(device.new_event()) for _ in range(2)]
         self._target = self._allocate(_FIRST_BYTES)
         self._slot = self._slots[0]
@@ -88,8 +93,8 @@ class Uploads:
             for pinned, target in chunks:
                 target.copy_(pinned, non_blocking=True)
 
-        self._device.compute.run(copy)
-        self._device.compute.record(self._slot.read)
+        self._stream.run(copy)
+        self._stream.record(self._slot.read)
 
     def _allocate(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device=self._device.torch_device)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from batchgen.kernels.triton.copy_blocks import BlockCopier
 from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.store_kv import store_kv
-from batchgen.runtime import kv_cache
+from batchgen.runtime.device.host import HostDevice
+from batchgen.runtime.device.swap import SwapLink
 from batchgen.runtime.kv_cache import KVCache, LayerGeometry
 from tests.paged_batch import Shape, make_pool
 
@@ -118,27 +119,25 @@ def test_an_fp8_pool_keeps_values_divided_by_their_scale(scale: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("uses_triton", [True, False])
-def test_swapped_and_copied_blocks_keep_every_bit(
-    dtype: torch.dtype, uses_triton: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A staging buffer of two blocks: three are moved in two pieces.
+def test_swapped_and_copied_blocks_keep_every_bit(dtype: torch.dtype, uses_triton: bool) -> None:
     layers = [LayerGeometry(2, 8, 6), LayerGeometry(1, 4, 4)]
     scale = KVScales(torch.ones(2), torch.ones(2))
     cache = KVCache(
         layers, 7, 3, num_swap_blocks=4, dtype=dtype, device=torch.device("cpu"),
         uses_triton=uses_triton, scales=[scale] * 2 if dtype.itemsize == 1 else None,
     )  # fmt: skip
-    monkeypatch.setattr(kv_cache, "_MAX_STAGING_BYTES", 2 * cache.moves.staging_bytes)
+    # A staging buffer of two blocks: three are moved in two pieces.
+    link = SwapLink(HostDevice(), cache.moves, cache.swap_pool, staging_blocks=2)
     rng = np.random.default_rng(3)
     pool = [tensor.view(torch.uint8) for tensor in (*cache.keys, *cache.values)]
     for tensor in pool:
         tensor.copy_(torch.tensor(rng.integers(0, 256, size=tensor.shape), dtype=torch.uint8))
     before = [tensor.clone() for tensor in pool]
-    cache.swap_out(np.array([[6, 1], [0, 3], [2, 0]]))
-    cache.copy(np.array([[3, 6], [4, 0]]))
+    link.send(np.array([[6, 1], [0, 3], [2, 0]]), first=np.array([0]))
+    cache.moves.copy(torch.tensor([3, 4]), torch.tensor([6, 0]))
     cache.poison([2, 5])
     assert cache.keys[0][[2, 5]].float().isnan().all()
-    cache.swap_in(np.array([[1, 5], [0, 2], [3, 1]]))
+    link.fetch(link.prepare_return(np.array([[1, 5], [0, 2], [3, 1]]), torch.from_numpy))
     for tensor, old in zip(pool, before, strict=True):
         expected = old[[4, 0, 2, 3, 4, 6, 3]]
         assert torch.equal(tensor, expected)
