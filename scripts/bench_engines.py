@@ -35,6 +35,8 @@ OURS: dict[str, tuple[str, ...]] = {
     "ours_no_prefix_cache": ("pool.prefix_caching=false",),
     "ours_no_cascade": ("engine.shared_prefix_attention=off",),
     "ours_input_order": ("schedule.order=input",),
+    "ours_torch": ("engine.attention=torch",),
+    "ours_torch_no_cascade": ("engine.attention=torch", "engine.shared_prefix_attention=off"),
 }
 
 

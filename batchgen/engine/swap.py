@@ -93,6 +93,10 @@ class Swapper:
         request.account.swapped_in_blocks += len(cpu_blocks)
         self._counters.swapped_in_blocks += len(cpu_blocks)
 
+    def release(self, swapped: SwappedBlocks) -> None:
+        """Return the CPU blocks of a request that is back, or has ended."""
+        self._space.release(swapped.blocks)
+
     def _prefers_swap(self, victim: Request, first: int, num_blocks: int) -> bool:
         if self._policy is PreemptionPolicy.AUTO:
             num_tokens = victim.num_computed - first * self._blocks.block_size

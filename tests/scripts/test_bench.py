@@ -23,6 +23,8 @@ RUNNING = [
     "ours_no_prefix_cache",
     "ours_no_cascade",
     "ours_input_order",
+    "ours_torch",
+    "ours_torch_no_cascade",
     "static",
     "continuous",
 ]
