@@ -80,9 +80,7 @@ class Scheduler:
         self._limits = limits
         self._admission = Admission(admission, blocks)
         self._swapper = Swapper(blocks, swap_space, preemption, self.costs, counters)
-        self._exits = Exits(
-            queues, blocks, self._swapper, counters, self._admission.lengths, clock
-        )
+        self._exits = Exits(queues, blocks, self._swapper, counters, self._admission.lengths, clock)
         self._outcomes = Outcomes(self.running, stop_rules, self._exits, counters, clock)
         self._starts = Starts(
             queues, blocks, self._admission, self._swapper, counters, limits.max_num_seqs, clock

@@ -9,9 +9,9 @@ import pytest
 
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.exits import Exits
 from batchgen.engine.loop import Engine
 from batchgen.engine.request import FinishReason, Request
-from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.step import NO_LEGAL_TOKEN, SampleBatch
 from batchgen.engine.swap import PreemptionPolicy
 from batchgen.sampling import SamplingParams
@@ -138,7 +138,7 @@ def _keep_the_growth(patch: pytest.MonkeyPatch) -> None:
 
 
 def _count_the_token_after_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_take_back_growth", lambda self, request: None)
+    patch.setattr(Exits, "_take_back_growth", lambda self, request: None)
 
 
 def _feed_another_rows_token(patch: pytest.MonkeyPatch) -> None:
