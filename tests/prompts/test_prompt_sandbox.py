@@ -153,6 +153,18 @@ def test_what_gives_another_text_each_time_is_not_there(source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
+        "{{ 1 if 99['x'] else 2 }}",
+        "{% macro m(q) %}{% set a = ('a'.b if 'a'.b else 2) %}{{ a }}{% endmacro %}{{ s }}",
+    ],
+)
+def test_an_undefined_constant_is_refused_before_the_run(source: str) -> None:
+    with pytest.raises(UsageError, match=r"prompt\.template: .*has no (attribute|element)"):
+        RowTemplate(source, list(ROW))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
         "{{ " + "(" * 3000 + "s" + ")" * 3000 + " }}",
         "{% for i in l %}" * 30 + "{% endfor %}" * 30,
         "{{ " + "-" * 3000 + "few }}",
