@@ -50,9 +50,12 @@ from batchgen.errors import UsageError
 Resume = Literal["if_possible", "never", "always"]
 
 MANIFEST, SUCCESS, LOCK, ERRORS = "_manifest.json", "_SUCCESS", "_lock", "_errors"
-# What holds results, in the order in which it is thrown away: the manifest goes last, so
-# that a half-cleared directory is still known as ours. The plan is made anew by each run.
+# What a run leaves, in the order in which it is thrown away, also where a folder has its
+# name: the manifest goes last, so that a half-cleared directory is still known as ours.
 _RESULT_NAMES = (
+    "_plan",
+    "_plan.json",
+    "_plan.svg",
     RECORD_NAME,
     STAGED_NAME,
     "_summary.json",
@@ -92,15 +95,28 @@ class OutputDir:
         try:
             make_directory_durably(self.path)
             self._refuse_foreign()
+            if self._overwrite and (self.path / LOCK).is_dir():
+                # No lock of ours is a folder.
+                remove(self.path / LOCK)
             self._lock.acquire()
         except OSError as error:
             raise UsageError(f"output.dir={self.path} cannot be used: {error}") from error
         try:
-            recover(self.path)
+            self._recover()
         except BaseException:
             self._lock.release()
             raise
         return self
+
+    def _recover(self) -> None:
+        try:
+            recover(self.path)
+        except OutputError:
+            if not self._overwrite:
+                raise
+            # A replacement that cannot be carried out is thrown away with the rest.
+            remove(self.path / RECORD_NAME)
+            recover(self.path)
 
     def __exit__(
         self,

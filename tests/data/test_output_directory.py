@@ -89,10 +89,46 @@ def test_overwrite_clears_what_is_ours_when_the_run_begins(tmp_path: Path) -> No
         # Looking at a plan must not cost the results.
         assert len(out.parts) == 1
         assert not begin(out, model="b")
-        assert visible(tmp_path) == {"_lock", "_theirs", "_plan", "_manifest.json"}
+        assert visible(tmp_path) == {"_lock", "_theirs", "_manifest.json"}
 
 
 # Resume
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("_plan.json", "_summary.json", "_manifest.json", "_metrics.jsonl", "_report.html"),
+        *("_SUCCESS", "_switch.json", "_lock", "part-00000-0123abcd.parquet"),
+    ],
+)
+def test_overwrite_clears_a_folder_under_a_name_of_ours(tmp_path: Path, name: str) -> None:
+    run(tmp_path, ok(0))
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "inside").write_text("")
+    with OutputDir(tmp_path, overwrite=True) as out:
+        assert not begin(out)
+        out.write_json("_plan.json", {})
+        out.mark_success()
+    assert visible(tmp_path) == {"_manifest.json", "_plan.json", "_SUCCESS"}
+    assert all((tmp_path / each).is_file() for each in visible(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "record", ["", '{"remove": [], "add": ["part-00007-0123abcd.parquet"]}'], ids=["empty", "gone"]
+)
+def test_overwrite_clears_a_replacement_that_cannot_be_carried_out(
+    tmp_path: Path, record: str
+) -> None:
+    run(tmp_path, ok(0))
+    (tmp_path / "_switch.json").write_text(record)
+    with pytest.raises(OutputError, match=r"_switch\.json"), OutputDir(tmp_path):
+        pass
+    assert "_switch.json" in visible(tmp_path)
+    with OutputDir(tmp_path, overwrite=True) as out:
+        assert not begin(out)
+    assert visible(tmp_path) == {"_manifest.json"}
 
 
 def test_h06_another_fingerprint_is_refused_with_the_key(tmp_path: Path) -> None:
