@@ -164,9 +164,10 @@ def main() -> None:
             run(to / "stopped", model, list(shared_rows(4000)), **keys)
     if "large" in wanted:
         keys = {
-            "pool__num_blocks": "1500",
-            "pool__swap_blocks": "500",
+            "pool__num_blocks": "600",
+            "pool__swap_blocks": "300",
             "engine__max_num_seqs": "256",
+            "engine__admission": "prompt",
         }
         with counted_tokens():
             run(

@@ -173,4 +173,11 @@ def _changed(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
             item.default_factory() if item.default_factory is not MISSING else item.default
         )
         if not is_default:
-            yield name, _shortened(str(value.value if isinstance(value, Enum) else value))
+            yield name, _shortened(_typed(value))
+
+
+def _typed(value: Any) -> str:
+    """Show a key's value as it would be typed."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value.value if isinstance(value, Enum) else value)

@@ -148,6 +148,7 @@ def sharing_figures(
         shareable_tokens=plan.request_tokens - plan.prefill_tokens_floor,
         shared_tokens=request_tokens - counters.prefill_tokens,
         uncopied_tokens=scheduler.blocks.uncopied_tokens,
+        evicted_tokens=scheduler.blocks.pool.evicted_needed * config.pool.block_size,
     )
     pool = PoolFigures(
         num_blocks=loaded.ledger.num_blocks,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 # Below this share of the shareable tokens a loss is not worth a line.
 _NOTEWORTHY = 0.01
+_CAUSES = ("prefix_caching_off", "block_borders", "order", "eviction", "same_step")
 # Preemptions for each request from which on they are called frequent.
 _FREQUENT = 0.05
 
@@ -17,12 +18,14 @@ class HitFigures:
         shareable_tokens: of them, those that sharing by the token leaves out of the floor.
         shared_tokens: those that were not computed.
         uncopied_tokens: shared with a part of a block that could not be held for a copy.
+        evicted_tokens: of cached blocks that were given up although a later row needed them.
     """
 
     request_tokens: int
     shareable_tokens: int
     shared_tokens: int
     uncopied_tokens: int
+    evicted_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +51,22 @@ def lost_tokens(figures: HitFigures, *, order: str, prefix_caching: bool) -> dic
     """Split what could have been shared and was not, by cause.
 
     Returns:
-        ``prefix_caching_off``, ``block_borders``, ``order`` and ``eviction``; in prefix
-        order what is lost is lost to eviction, in another order to that order, which
-        keeps prefixes apart for longer than the pool can hold them.
+        ``prefix_caching_off``, ``block_borders``, ``order``, ``eviction`` and ``same_step``.
+        Another order than by prefix keeps prefixes apart for longer than the pool can hold
+        them, so it is to blame for the rest. In prefix order what was evicted is, and beyond
+        it rows that begin in one step: what lies behind their last whole shared block is
+        not there to be copied yet.
     """
     lost = max(0, figures.shareable_tokens - figures.shared_tokens)
-    causes = dict.fromkeys(("prefix_caching_off", "block_borders", "order", "eviction"), 0)
+    causes = dict.fromkeys(_CAUSES, 0)
     if not prefix_caching:
         return causes | {"prefix_caching_off": lost}
     causes["block_borders"] = min(lost, figures.uncopied_tokens)
     rest = lost - causes["block_borders"]
-    return causes | {("eviction" if order == "prefix" else "order"): rest}
+    if order != "prefix":
+        return causes | {"order": rest}
+    evicted = min(rest, figures.evicted_tokens)
+    return causes | {"eviction": evicted, "same_step": rest - evicted}
 
 
 def explain(
@@ -78,6 +86,8 @@ def explain(
         f"schedule.order=prefix or raise pool.num_blocks",
         "eviction": "the pool is too small for the rows in flight; raise pool.num_blocks or "
         "lower engine.max_num_seqs",
+        "same_step": "rows that begin in one step share whole blocks only; a smaller "
+        "pool.block_size leaves less behind them",
     }
     lines += [
         f"lost {tokens:,} tokens to {cause.replace('_', ' ')}: {advice[cause]}"

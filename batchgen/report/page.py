@@ -27,6 +27,7 @@ _CAUSES = {
     "block_borders": "no room for the copy behind a block's border",
     "order": "the order of the rows",
     "eviction": "evicted before it was needed again",
+    "same_step": "begun in one step with the rows that have them",
 }
 
 
@@ -87,6 +88,9 @@ def render(content: Content) -> str:
         prefill=_prefill(summary),
         lost=_lost(summary),
         peak=_peak(summary),
+        failed_rows=sorted(
+            content.failed_rows.items(), key=lambda kind: -summary["errors"].get(kind[0], 0)
+        ),
     )
     # Half a surrogate pair in a row's text has no UTF-8.
     return page.encode(errors="replace").decode()
@@ -102,6 +106,7 @@ def page_template() -> Template:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "sentence": lambda text: text[:1].upper() + text[1:],
         "count": numbers.count,
         "share": numbers.share,
         "size": numbers.size,
@@ -152,7 +157,8 @@ def _cards(summary: Mapping[str, Any]) -> list[Card]:
 
 
 def _kinds(errors: Mapping[str, int]) -> str:
-    return ", ".join(f"{kind} {number:,}" for kind, number in errors.items()) or "none"
+    found = sorted(errors.items(), key=lambda kind: -kind[1])
+    return ", ".join(f"{kind} {number:,}" for kind, number in found) or "none"
 
 
 def _times(summary: Mapping[str, Any]) -> list[Bar]:

@@ -88,7 +88,7 @@ def test_an_interrupted_run_leaves_a_report_of_what_it_did_and_the_next_one_repl
     assert not (job.out / "_SUCCESS").exists()
     text = text_of(page(job))
     assert "interrupted" in text
-    assert "stopped by SIGTERM" in text
+    assert "Stopped by SIGTERM" in text
     assert "of the requests that this run began" in text
     assert job() == 0
     assert job.summary["outcome"] == "done"
