@@ -2,11 +2,13 @@
 
     python scripts/fuzz.py reader --minutes 10
     python scripts/fuzz.py resume template --minutes 60 --seed 3
+    python scripts/fuzz.py reader --engine atheris
 
-Inputs come from hypothesis, of another seed each round. A round is a process of its own, so that
-what kills the process is found as well: it writes down each input before it tries it. Prints how
-many inputs were tried and each fault with the smallest input that shows it; exits with 1 where
-there are any.
+Inputs come from hypothesis, of another seed each round; with `--engine atheris` from atheris,
+which is led by the code that they reach (see fuzzing/guided.py). A round is a process of its own,
+so that what kills the process is found as well: it writes down each input before it tries it.
+Prints how many inputs were tried and each fault with an input that shows it, which hypothesis has
+made as small as it can; exits with 1 where there are any.
 """
 
 import argparse
@@ -19,19 +21,20 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fuzzing import overrides, reader, resume, templates
+from fuzzing import guided, overrides, reader, resume, templates
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
 
 Opened = Callable[[Path], AbstractContextManager[Callable[[Any], None]]]
 
+ENGINES = ("hypothesis", "atheris")
 _ROUND_S = 60.0
 _EXAMPLES = 300
 # An input that takes longer hangs; the signal's default ends the process.
@@ -65,10 +68,12 @@ class Hunt:
     """What was tried and found.
 
     Attributes:
+        engine: where inputs come from, one of ``ENGINES``.
         tried: inputs.
         faults: by the place and kind of the error, its text.
     """
 
+    engine: str = "hypothesis"
     tried: int = 0
     faults: dict[str, str] = field(default_factory=dict)
 
@@ -83,7 +88,7 @@ class Hunt:
     def _round(self, target: Target, number: int, seconds: float, folder: Path) -> None:
         folder.mkdir(parents=True)
         process = multiprocessing.get_context("fork").Process(
-            target=_play, args=(target, number, seconds, folder)
+            target=_play, args=(target, self.engine, number, seconds, folder)
         )
         process.start()
         process.join()
@@ -95,62 +100,108 @@ class Hunt:
             self.faults[f"process ended: {how}"] = notes["trying"]
 
 
-def _play(target: Target, number: int, seconds: float, folder: Path) -> None:
+def _play(target: Target, engine: str, number: int, seconds: float, folder: Path) -> None:
     """Play one round, in a process of its own."""
-    notes = {"tried": 0, "faults": {}, "trying": ""}
-    begun = time.monotonic()
+    notes = Notes(folder / "notes.json", time.monotonic() + seconds)
     place = folder / "place"
     place.mkdir()
-    (folder / "notes.json").write_text(json.dumps(notes))
+    notes.write()
 
     with target.opened(place) as check:
+        if engine == "atheris":
+            attempt = settings(database=None, deadline=None)(_attempt(target, check, notes, place))
+
+            def noted(data: bytes) -> None:
+                with notes.faults_noted():
+                    attempt.hypothesis.fuzz_one_input(data)
+
+            guided.play(noted, seconds, _HANG_S, folder.parent / "corpus")
         # Rounds within the round: hypothesis stops at the first fault.
-        while time.monotonic() - begun < seconds:
-            _examples(target, check, number + 1000 * notes["tried"], begun + seconds, notes, folder)
-    (folder / "notes.json").write_text(json.dumps(notes))
+        while not notes.is_over:
+            _examples(_attempt(target, check, notes, place), number + 1000 * notes.tried, notes)
+    notes.write()
     sys.stdout.flush()
     os._exit(0)
 
 
-def _examples(
-    target: Target,
-    check: Callable[[Any], None],
-    number: int,
-    end: float,
-    notes: dict[str, Any],
-    folder: Path,
-) -> None:
-    @seed(number)
-    @settings(
-        max_examples=_EXAMPLES,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink],
-        print_blob=False,
-    )
-    @given(target.inputs(folder / "place"))
+@dataclass
+class Notes:
+    """What a round has tried and found, in a file that outlives its process.
+
+    Attributes:
+        path: the file.
+        end: when the round is over, by the monotonic clock.
+        trying: the input that is tried.
+    """
+
+    path: Path
+    end: float
+    tried: int = 0
+    faults: dict[str, str] = field(default_factory=dict)
+    trying: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the round's time is over."""
+        return time.monotonic() > self.end
+
+    def begin(self, example: Any) -> None:
+        """Note an input before it is tried."""
+        self.tried += 1
+        self.trying = repr(example)[:_SHOWN]
+        self.write()
+
+    def write(self) -> None:
+        """Bring the file up to date."""
+        content = {"tried": self.tried, "faults": self.faults, "trying": self.trying}
+        self.path.write_text(json.dumps(content))
+
+    @contextmanager
+    def faults_noted(self) -> Iterator[None]:
+        """Note what is raised."""
+        try:
+            yield
+        except Exception as failure:
+            # Where the time was over before a fault could be shown again.
+            is_group = isinstance(failure, ExceptionGroup)
+            error = failure.exceptions[0] if is_group else failure
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
+            self.faults[where] = f"{str(error)[:_SHOWN]}\ninput: {self.trying}"
+            self.write()
+
+
+def _attempt(
+    target: Target, check: Callable[[Any], None], notes: Notes, place: Path
+) -> Callable[[], None]:
+    @given(target.inputs(place))
     def attempt(example: Any) -> None:
-        if time.monotonic() > end:
+        if notes.is_over:
             return
-        notes["tried"] += 1
-        notes["trying"] = repr(example)[:_SHOWN]
-        (folder / "notes.json").write_text(json.dumps(notes))
+        notes.begin(example)
         signal.alarm(_HANG_S)
         try:
             check(example)
         finally:
             signal.alarm(0)
 
-    try:
-        attempt()
-    except Exception as failure:
-        # Where the time was over before a fault could be shown again.
-        is_group = isinstance(failure, ExceptionGroup)
-        error = failure.exceptions[0] if is_group else failure
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
-        notes["faults"][where] = f"{str(error)[:_SHOWN]}\ninput: {notes['trying']}"
+    return attempt
+
+
+def _examples(attempt: Callable[[], None], number: int, notes: Notes) -> None:
+    """Try inputs of a seed, until there are enough or one shows a fault."""
+    seeded = seed(number)(
+        settings(
+            max_examples=_EXAMPLES,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate, Phase.shrink],
+            print_blob=False,
+        )(attempt)
+    )
+    with notes.faults_noted():
+        seeded()
 
 
 def main() -> int:
@@ -159,12 +210,13 @@ def main() -> int:
     parser.add_argument("targets", nargs="+", choices=sorted(TARGETS))
     parser.add_argument("--minutes", type=float, default=10.0, help="for each target")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0])
     arguments = parser.parse_args()
     # Of inputs too long to be shown.
     warnings.simplefilter("ignore", HypothesisWarning)
     found = 0
     for name in arguments.targets:
-        hunt, begun = Hunt(), time.monotonic()
+        hunt, begun = Hunt(arguments.engine), time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             hunt.run(TARGETS[name], arguments.minutes, arguments.seed, Path(folder))
         minutes = (time.monotonic() - begun) / 60
