@@ -20,7 +20,7 @@ A step that finds no memory on the device is finished in smaller pieces
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
@@ -29,6 +29,7 @@ import numpy as np
 from batchgen.engine.pieces import cut, with_tokens
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import Scheduler
+from batchgen.engine.stats import EngineStats
 from batchgen.engine.step import IntArray, StepPlan
 from batchgen.errors import EngineError, OutOfDeviceMemoryError
 
@@ -96,54 +97,6 @@ class _Flight:
     decoded: int
     recomputed: int
     is_read: bool
-
-
-@dataclass(slots=True)
-class PoolPeak:
-    """The pool at the moment most blocks were owned."""
-
-    owned: int = 0
-    cached: int = 0
-    free: int = 0
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Totals over all steps; times in seconds.
-
-    Attributes:
-        steps: forward passes.
-        decode_steps: passes that sampled at least one token.
-        prefill_s: time of the passes, by prefill's share of their tokens.
-        decode_s: the rest of that time.
-        recompute_s: of all that, the share of tokens computed again after a preemption.
-        scheduler_s: time spent planning and committing.
-        kv_blocks_read: blocks attended to, summed over rows and steps.
-        row_steps: rows, summed over steps; over ``steps`` it is the mean batch.
-        logical_blocks: block table entries, summed over steps.
-        physical_blocks: distinct blocks behind them, summed over steps.
-        peak_sharing: the highest ratio of the two in one step.
-        peak: the pool when most blocks were owned.
-        peak_demand: blocks that running and preempted requests wanted at once, at most.
-        peak_running: most requests running at once.
-        out_of_memory: passes that found no memory on the device.
-    """
-
-    steps: int = 0
-    decode_steps: int = 0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    recompute_s: float = 0.0
-    scheduler_s: float = 0.0
-    kv_blocks_read: int = 0
-    row_steps: int = 0
-    logical_blocks: int = 0
-    physical_blocks: int = 0
-    peak_sharing: float = 0.0
-    peak: PoolPeak = field(default_factory=PoolPeak)
-    peak_demand: int = 0
-    peak_running: int = 0
-    out_of_memory: int = 0
 
 
 class Engine:
@@ -216,7 +169,7 @@ class Engine:
         with self._on_device(plan):
             tokens = self._execute(plan)
         executed = self._clock()
-        self._measure_time(plan, executed - launched, decoded, recomputed)
+        self._note_time(plan, executed - launched, decoded, recomputed)
         self.scheduler.commit(plan, tokens)
         self.stats.scheduler_s += launched - started + self._clock() - executed
         return True
@@ -249,7 +202,7 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is None:
             return None
-        self._measure_pool(plan)
+        self.stats.note_pool(self.scheduler, plan)
         decoded = counters.decode_tokens - before[0]
         return plan, decoded, counters.recomputed_tokens - before[1]
 
@@ -312,7 +265,7 @@ class Engine:
             tokens = flight.arrival.tokens()
         began, self._arrived = max(flight.launched, self._arrived), self._clock()
         seconds = self._arrived - began
-        self._measure_time(flight.plan, seconds, flight.decoded, flight.recomputed)
+        self._note_time(flight.plan, seconds, flight.decoded, flight.recomputed)
         return tokens
 
     @contextmanager
@@ -323,27 +276,6 @@ class Engine:
             state = self.scheduler.describe()
             raise EngineError(f"step {plan.step} failed: {error} ({state})") from error
 
-    def _measure_time(self, plan: StepPlan, seconds: float, decoded: int, recomputed: int) -> None:
-        stats = self.stats
+    def _note_time(self, plan: StepPlan, seconds: float, decoded: int, recomputed: int) -> None:
         self.scheduler.costs.observe_step(plan.num_tokens, seconds)
-        decode_share = decoded / plan.num_tokens
-        stats.decode_s += seconds * decode_share
-        stats.prefill_s += seconds * (1 - decode_share)
-        stats.recompute_s += seconds * recomputed / plan.num_tokens
-
-    def _measure_pool(self, plan: StepPlan) -> None:
-        stats, manager = self.stats, self.scheduler.blocks
-        stats.steps += 1
-        stats.decode_steps += len(plan.samples) > 0
-        blocks_read = int((-(-plan.context_lens // manager.block_size)).sum())
-        stats.kv_blocks_read += blocks_read
-        stats.row_steps += plan.num_rows
-        owned = manager.pool.num_owned
-        logical = self.scheduler.running.num_held_blocks()
-        stats.logical_blocks += logical
-        stats.physical_blocks += owned
-        stats.peak_sharing = max(stats.peak_sharing, logical / owned)
-        stats.peak_demand = max(stats.peak_demand, self.scheduler.demand_blocks())
-        stats.peak_running = max(stats.peak_running, len(self.scheduler.running))
-        if owned > stats.peak.owned:
-            stats.peak = PoolPeak(owned, manager.pool.num_cached, manager.pool.num_free)
+        self.stats.note_time(plan.num_tokens, seconds, decoded, recomputed)

@@ -15,7 +15,7 @@ from batchgen.config import Config, OutputOrder
 from batchgen.data.finished import FinishedRows
 from batchgen.data.output_dir import OutputDir
 from batchgen.engine.counters import SchedulerCounters
-from batchgen.engine.loop import EngineStats
+from batchgen.engine.stats import EngineStats
 from batchgen.job.load import LoadedEngine
 from batchgen.job.planning import JobPlan
 from batchgen.report.hits import HitFigures, PoolFigures, explain, explain_part, lost_tokens

@@ -14,9 +14,10 @@ from batchgen.engine.block_manager import BlockManager, Window
 from batchgen.engine.costs import PreemptionCosts
 from batchgen.engine.counters import SchedulerCounters
 from batchgen.engine.eviction import Future
-from batchgen.engine.loop import Engine, EngineStats
+from batchgen.engine.loop import Engine
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import Scheduler, SchedulerLimits
+from batchgen.engine.stats import EngineStats
 from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.prompts.future import PlannedFuture
