@@ -9,16 +9,32 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 
 
-def patch_once_a_launch() -> None:
-    """Let a launch patch triton.language once, not again for every device function it calls.
+class _Lasting:
+    """Patches of triton.language that no launch takes back."""
+
+    def restore(self) -> None:
+        pass
+
+
+def patch_once() -> None:
+    """Let a process patch triton.language once.
 
     The interpreter wraps each builtin at a launch, and wraps the wrappers at every call of a
-    device function within it: most of its time, here. A launch's own patches are enough.
+    device function within it: most of its time, here.
     """
+    patch = interpreter._patch_lang
+    scopes: list[_Lasting] = []
+
+    def patched(function: Any) -> _Lasting:
+        if not scopes:
+            patch(function)
+            scopes.append(_Lasting())
+        return scopes[0]
 
     def call(function: InterpretedFunction, *arguments: Any, **keywords: Any) -> Any:
         return function.rewrite()(*arguments, **keywords)
 
+    interpreter._patch_lang = patched
     InterpretedFunction.__call__ = call
 
 

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpu_check_parts.batches import Batch
 from triton.runtime.interpreter import InterpreterBuilder
 
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.kernels.triton.batch import PagedRows, SharedSegments
 from batchgen.kernels.triton.prefix_attention import fixed_order_attention
+from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.tiles import AttentionTile
 from batchgen.runtime import triton_attention
 from batchgen.runtime.backends import AttentionName
@@ -20,7 +22,7 @@ from batchgen.sampling import SamplingParams
 from tests.drive import make_attention, make_engine, make_requests, make_scheduler
 from tests.fast_interpreter import product_row_by_row
 from tests.logits_recorder import LogitsRecorder
-from tests.paged_batch import Batch, Shape, make_batch
+from tests.paged_batch import draw_batch, in_fp8
 from tests.tiny_models import save
 
 TILE = AttentionTile(16, 16, 4, 1)
@@ -33,17 +35,21 @@ def _products_like_a_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _attend(
-    batch: Batch, options: AttentionOptions, segments: SharedSegments | None, **rows: Any
+    batch: Batch,
+    options: AttentionOptions,
+    segments: SharedSegments | None,
+    scales: KVScales | None = None,
+    **rows: Any,
 ) -> torch.Tensor:
     paged = PagedRows(batch.query_starts, batch.context_lens, batch.max_query_len, **rows)
     return fixed_order_attention(
         batch.query, batch.key_cache, batch.value_cache, batch.block_tables, paged, segments,
-        options, TILE,
+        options, TILE, scales=scales,
     )  # fmt: skip
 
 
-def _options(rng: np.random.Generator, kind: str) -> AttentionOptions:
-    sinks = torch.tensor(rng.normal(size=4), dtype=torch.float32) if kind == "sinks" else None
+def _options(kind: str) -> AttentionOptions:
+    sinks = torch.tensor([-1.0, 0.0, 0.5, 2.0]) if kind == "sinks" else None
     return AttentionOptions(
         0.25, window=11 if kind == "window" else None, softcap=2.0 if kind == "cap" else None,
         sinks=sinks,
@@ -52,10 +58,9 @@ def _options(rng: np.random.Generator, kind: str) -> AttentionOptions:
 
 @pytest.mark.parametrize("kind", ["plain", "cap", "sinks", "window"])
 def test_a_query_has_the_same_bits_alone_in_a_chunk_and_in_any_batch(kind: str) -> None:
-    rng = np.random.default_rng(1)
     rows = [(40, 9), (5, 5), (33, 1), (61, 4)]
-    batch = make_batch(rng, rows, Shape(), padding=3)
-    options = _options(rng, kind)
+    batch = draw_batch(1, rows, padding=3)
+    options = _options(kind)
     whole = _attend(batch, options, None)
     expected = batch.expected(options)
     torch.testing.assert_close(whole.double(), expected, atol=1e-5, rtol=1e-5)
@@ -75,12 +80,13 @@ def test_a_query_has_the_same_bits_alone_in_a_chunk_and_in_any_batch(kind: str) 
             assert torch.equal(alone, whole[start + first : start + end]), (row, first, end)
 
 
-@pytest.mark.parametrize("kind", ["plain", "cap", "sinks"])
+@pytest.mark.parametrize("kind", ["plain", "cap", "sinks", "fp8"])
 def test_sharing_a_prefix_changes_no_bit(kind: str) -> None:
-    rng = np.random.default_rng(2)
     rows = [(SHARED + 3, 1), (SHARED + 9, 5), (SHARED + 1, 1), (SHARED + 20, 2)]
-    batch = make_batch(rng, rows, Shape(), shared=SHARED)
-    options = _options(rng, kind)
+    batch, scales = draw_batch(2, rows, shared=SHARED), None
+    if kind == "fp8":
+        batch, scales = in_fp8(batch, 0.5, 0.0625)
+    options = _options(kind)
     # The first three rows share; the last goes over the same blocks by itself.
     num_shared = int(batch.query_starts[3])
     places = torch.full((len(batch.query), 1), -1)
@@ -92,8 +98,8 @@ def test_sharing_a_prefix_changes_no_bit(kind: str) -> None:
         max_query_len=num_shared,
     )  # fmt: skip
     starts = torch.tensor([SHARED, SHARED, SHARED, 0])
-    shared = _attend(batch, options, segments, key_starts=starts)
-    assert torch.equal(shared, _attend(batch, options, None))
+    shared = _attend(batch, options, segments, scales, key_starts=starts)
+    assert torch.equal(shared, _attend(batch, options, None, scales))
     torch.testing.assert_close(shared.double(), batch.expected(options), atol=1e-5, rtol=1e-5)
 
 

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from gpu_check_parts.batches import Shape, make_pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from batchgen.kernels.triton.store_kv import store_kv
 from batchgen.runtime.device.host import HostDevice
 from batchgen.runtime.device.swap import SwapLink
 from batchgen.runtime.kv_cache import KVCache, LayerGeometry
-from tests.paged_batch import Shape, make_pool
 
 # See check_paged_attention.py.
 EXAMPLES = int(os.environ.get("KERNEL_EXAMPLES", "12"))
@@ -31,13 +31,14 @@ def test_store_kv_writes_its_slots_and_nothing_else(data: st.DataObject) -> None
     rng = np.random.default_rng(data.draw(st.integers(0, 10_000)))
     dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
     shape = Shape(
+        heads=1,
         kv_heads=data.draw(st.integers(1, 3)),
-        key_size=data.draw(st.sampled_from([8, 20, 80])),
+        size=data.draw(st.sampled_from([8, 20, 80])),
         value_size=data.draw(st.sampled_from([16, 12])),
         block_size=data.draw(st.sampled_from([1, 4, 5])),
         dtype=dtype,
     )
-    caches = make_pool(9, shape)
+    caches = make_pool(shape, 9, torch.device("cpu"), unusual=True)
     expected = [cache.clone() for cache in caches]
     num_tokens = data.draw(st.integers(0, 25))
     slots = torch.tensor(rng.permutation(9 * shape.block_size)[:num_tokens], dtype=torch.int64)

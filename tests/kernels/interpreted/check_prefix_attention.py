@@ -2,10 +2,12 @@
 
 import os
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gpu_check_parts.batches import Batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +15,7 @@ from batchgen.kernels.reference import AttentionOptions
 from batchgen.kernels.triton.batch import PagedRows, Parts, SharedSegments
 from batchgen.kernels.triton.join import prepare_join
 from batchgen.kernels.triton.prefix_attention import cascade_attention
-from tests.paged_batch import Batch, Shape, make_batch
+from tests.paged_batch import draw_batch, in_fp8, tiny_shape
 
 # See check_paged_attention.py.
 EXAMPLES = int(os.environ.get("KERNEL_EXAMPLES", "10"))
@@ -65,7 +67,7 @@ def _check(
     key_starts: list[int],
     segments: SharedSegments,
     tolerance: float = 1e-5,
-    **keywords: int,
+    **keywords: Any,
 ) -> None:
     rows = PagedRows(
         batch.query_starts, batch.context_lens, batch.max_query_len, torch.tensor(key_starts)
@@ -82,7 +84,7 @@ def _check(
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
 def test_any_cut_into_shared_segments_equals_float64(data: st.DataObject) -> None:
-    rng = np.random.default_rng(data.draw(st.integers(0, 10_000)))
+    seed = data.draw(st.integers(0, 10_000))
     heads, kv_heads = data.draw(st.sampled_from([(2, 2), (6, 2), (5, 1)]))
     size = data.draw(st.sampled_from([4, 7]))
     shared = size * data.draw(st.integers(1, 6))
@@ -90,8 +92,8 @@ def test_any_cut_into_shared_segments_equals_float64(data: st.DataObject) -> Non
     rows = [
         (shared + before + n, n) for n, before in data.draw(st.lists(tails, min_size=1, max_size=5))
     ]
-    batch = make_batch(
-        rng, rows, Shape(heads, kv_heads, block_size=size), shared=shared,
+    batch = draw_batch(
+        seed, rows, tiny_shape(heads, kv_heads, block_size=size), shared=shared,
         padding=data.draw(st.sampled_from([0, 2])),
     )  # fmt: skip
     cuts = sorted({0, *data.draw(st.lists(st.integers(1, shared), min_size=1, max_size=3))})
@@ -99,7 +101,7 @@ def test_any_cut_into_shared_segments_equals_float64(data: st.DataObject) -> Non
     options = AttentionOptions(
         scale=0.3,
         softcap=data.draw(st.sampled_from([None, 2.0])),
-        sinks=torch.tensor(rng.normal(size=heads)).float() if data.draw(st.booleans()) else None,
+        sinks=torch.linspace(-1, 1, heads) if data.draw(st.booleans()) else None,
     )
     _check(
         batch, options, key_starts,
@@ -111,9 +113,8 @@ def test_any_cut_into_shared_segments_equals_float64(data: st.DataObject) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_over_three_groups_in_one_launch(dtype: torch.dtype) -> None:
-    rng = np.random.default_rng(3)
     rows = [(64 + 3 + i % 4, 1 + i % 3) for i in range(9)]
-    batch = make_batch(rng, rows, Shape(4, 2, 64, 64, 16, dtype), shared=64)
+    batch = draw_batch(3, rows, tiny_shape(size=64, block_size=16, dtype=dtype), shared=64)
     # The row between two groups shares nothing.
     key_starts = [64, 64, 64, 0, 64, 64, 0, 64, 64]
     segments = _segments(batch, [0, 64], key_starts)
@@ -121,10 +122,17 @@ def test_half_precision_over_three_groups_in_one_launch(dtype: torch.dtype) -> N
     _check(batch, AttentionOptions(0.125), key_starts, segments, 1e-2, num_shared_splits=2)
 
 
+def test_a_shared_prefix_in_an_fp8_pool_is_read_with_its_scales() -> None:
+    batch, scales = in_fp8(draw_batch(9, [(17, 1), (19, 3), (16, 2)], shared=12), 0.5, 0.0625)
+    key_starts = [12, 12, 0]
+    segments = _segments(batch, [0, 12], key_starts)
+    _check(batch, AttentionOptions(0.2), key_starts, segments, scales=scales)
+
+
 def test_the_join_weighs_parts_by_their_sums_and_reads_nothing_without_weight() -> None:
     rng = np.random.default_rng(4)
-    out = torch.tensor(rng.normal(size=(3, 5, 2, 20))).float()
-    lse = torch.tensor(rng.normal(size=(3, 5, 2)) * 30).float()
+    out = torch.tensor(rng.normal(size=(6, 5, 2, 20))).float()
+    lse = torch.tensor(rng.normal(size=(6, 5, 2)) * 30).float()
     empty = torch.tensor(rng.random(size=lse.shape) < 0.4)
     empty[:, 1] = True
     lse[empty], out[empty] = float("-inf"), float("nan")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpu_check_parts.batches import Batch
 
 from batchgen.engine.step import StepPlan
 from batchgen.kernels.reference import AttentionOptions
@@ -15,7 +16,7 @@ from batchgen.runtime.kv_cache import LayerGeometry
 from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.paged_inputs import InputShape, PagedInputs, exact_inputs
 from batchgen.runtime.triton_attention import TritonAttention
-from tests.paged_batch import Batch, Shape, make_batch
+from tests.paged_batch import draw_batch
 from tests.sample_batch import sample_batch
 
 NONE = np.zeros((0, 2), dtype=np.int64)
@@ -47,7 +48,7 @@ def _plan(batch: Batch) -> StepPlan:
 
 
 def _batch(seed: int, rows: list[tuple[int, int]], shared: int = 8) -> Batch:
-    return make_batch(np.random.default_rng(seed), rows, Shape(), shared=shared)
+    return draw_batch(seed, rows, shared=shared)
 
 
 def _padded(new: torch.Tensor, num_tokens: int) -> torch.Tensor:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.fast_interpreter import patch_once_a_launch
+from tests.fast_interpreter import patch_once
 
-patch_once_a_launch()
+patch_once()
 
 
 @pytest.fixture(autouse=True)
