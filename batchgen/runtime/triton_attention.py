@@ -8,18 +8,21 @@ import torch
 
 from batchgen.engine.step import StepPlan
 from batchgen.kernels.reference import AttentionOptions
-from batchgen.kernels.triton.attention import choose_splits
+from batchgen.kernels.triton.attention import Cut, choose_cut
+from batchgen.kernels.triton.batch import PagedRows, SharedSegments
 from batchgen.kernels.triton.launch import (
     LEAST_CAPABILITY,
+    Target,
     device_capability,
     is_interpreted,
     supports_fp8,
+    target_of,
 )
 from batchgen.kernels.triton.paged_attention import paged_attention
 from batchgen.kernels.triton.prefix_attention import cascade_attention, fixed_order_attention
 from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.store_kv import store_kv
-from batchgen.kernels.triton.tiles import LARGEST_HEAD, MANY_QUERIES, MOST_KEYS, attention_tile
+from batchgen.kernels.triton.tiles import LARGEST_HEAD, MOST_KEYS, fixed_order_tile
 from batchgen.runtime.attention import LayerAttention
 from batchgen.runtime.device.upload import Put
 from batchgen.runtime.kv_cache import KVCache, LayerGeometry, is_fp8
@@ -55,6 +58,7 @@ class TritonAttention:
         layers: shapes of the model's keys and values.
         sharing: whether a shared prefix is attended to once for all its rows.
         deterministic: whether a row's result may depend on no other row.
+        target: what launches are cut for; None is the pool's device.
     """
 
     name = "triton"
@@ -65,11 +69,13 @@ class TritonAttention:
         sharing: SharedPrefix = SharedPrefix.AUTO,
         *,
         deterministic: bool = False,
+        target: Target | None = None,
     ) -> None:
         # Layers with a window do not see the whole of a prefix.
         sees_all = any(layer.window is None for layer in layers)
         self._sharing = sharing if sees_all else SharedPrefix.OFF
         self._deterministic = deterministic
+        self._target = target
 
     def begin(self, plan: StepPlan, cache: KVCache, put: Put) -> LayerAttention:
         """Lay the step out in one array."""
@@ -97,7 +103,8 @@ class TritonAttention:
         """
         # Slots are numbered in int32.
         assert cache.keys[0].shape[0] * cache.block_size < 1 << 31
-        return _TritonStep(inputs, array, cache, self._deterministic)
+        target = self._target or target_of(cache.keys[0].device)
+        return _TritonStep(inputs, array, cache, self._deterministic, target)
 
 
 def _aligned(runs: list[SharedRun], block_size: int) -> list[SharedRun]:
@@ -111,10 +118,16 @@ class _TritonStep:
     """Attention of one step: stores the new K and V, then attends to the pool."""
 
     def __init__(
-        self, inputs: PagedInputs, array: torch.Tensor, cache: KVCache, deterministic: bool
+        self,
+        inputs: PagedInputs,
+        array: torch.Tensor,
+        cache: KVCache,
+        deterministic: bool,
+        target: Target,
     ) -> None:
         self._cache = cache
         self._deterministic = deterministic
+        self._target = target
         self._shape = inputs.shape
         self._step = inputs.find(array)
 
@@ -146,30 +159,23 @@ class _TritonStep:
         scales: KVScales | None,
     ) -> torch.Tensor:
         """Split keys over as many programs as fill the device."""
-        step, max_keys = self._step, self._shape.max_keys
+        step = self._step
+
+        def cut(ranges: PagedRows | SharedSegments) -> Cut:
+            return choose_cut(query, keys, values, ranges, self._shape.max_keys, self._target)
+
         if options.window is not None or step.segments is None:
+            own = cut(step.rows)
             return paged_attention(
-                query,
-                keys,
-                values,
-                step.block_tables,
-                step.rows,
-                options,
-                num_splits=choose_splits(query, keys, values, step.rows, max_keys),
-                scales=scales,
-            )
+                query, keys, values, step.block_tables, step.rows, options,
+                num_splits=own.num_splits, scales=scales, tile=own.tile,
+            )  # fmt: skip
+        own, shared = cut(step.own_rows), cut(step.segments)
         return cascade_attention(
-            query,
-            keys,
-            values,
-            step.block_tables,
-            step.own_rows,
-            step.segments,
-            options,
-            num_splits=choose_splits(query, keys, values, step.own_rows, max_keys),
-            num_shared_splits=choose_splits(query, keys, values, step.segments, max_keys),
-            scales=scales,
-        )
+            query, keys, values, step.block_tables, step.own_rows, step.segments, options,
+            num_splits=own.num_splits, num_shared_splits=shared.num_splits, scales=scales,
+            tile=own.tile, shared_tile=shared.tile,
+        )  # fmt: skip
 
     def _in_fixed_order(
         self,
@@ -182,12 +188,11 @@ class _TritonStep:
         """Go over each row's tiles of keys in order, in tiles of one shape."""
         step = self._step
         is_shared = options.window is None and step.segments is not None
-        tile = attention_tile(
-            device_capability(query.device),
+        tile = fixed_order_tile(
+            self._target.capability,
             query.dtype,
             max(keys.shape[3], values.shape[3]),
             query.shape[1] // keys.shape[2],
-            MANY_QUERIES,
         )
         return fixed_order_attention(
             query,

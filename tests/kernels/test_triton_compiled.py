@@ -1,100 +1,160 @@
 """The kernels compiled ahead of time, and what decides which variant of them runs."""
 
-import json
-import os
-import subprocess
-import sys
+import re
+from dataclasses import replace
 from itertools import product
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
-from triton.runtime.jit import create_function_from_signature
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_resources import resources, variants
+from kernel_variants import Layer, layer_variants, recorded_launches, step_launches, variant_key
 
-from batchgen.kernels.reference import AttentionOptions
-from batchgen.kernels.triton.attention import prepare_attend
-from batchgen.kernels.triton.batch import PagedRows, new_parts
-from batchgen.kernels.triton.join import prepare_join
-from batchgen.kernels.triton.launch import Launch
-from batchgen.kernels.triton.store_kv import prepare_store_kv
+from batchgen.kernels.triton.launch import Target
 from batchgen.kernels.triton.tiles import AttentionTile, attention_tile, num_splits
+from batchgen.runtime.paged_inputs import InputShape
 
-ROOT = Path(__file__).parents[2]
 # Shared memory that a program may have, in bytes, by capability.
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-# What most jobs run in every layer of every step, and the kernels beside attention.
+# Each kernel as most jobs run it.
 EVERYWHERE = [
-    "llama-8b (decode|prefill|shared prefix)",
-    "(llama-8b|fp8-pool) store",
-    "join of .*",
-    "blocks, .*",
+    "llama-8b: decode",
+    "llama-8b: prefill",
+    "llama-8b: store",
+    "llama-8b: join, with what is shared",
+    "llama-8b: copy blocks",
 ]
-# All families on all targets take minutes, which scripts/kernel_resources.py takes.
+# All variants of all families take long; scripts/kernel_resources.py compiles them.
 SOMEWHERE = {
-    80: ["qwen2-0.5b prefill", "phi-3-mini decode", "llama-8b fixed order, shared"],
-    90: ["llama-8b decode, split", "gpt-oss prefill", "fp8-pool decode", "llama-8b fixed order"],
-    100: ["gpt-oss decode", "float32-64 prefill", "gemma-2 prefill"],
+    80: ["llama-8b: shared prefix, fixed order", "llama-8b: gather blocks"],
+    90: ["llama-8b: shared prefix", "fp8-pool: decode", "fp8-pool: store"],
+    100: ["gpt-oss window: decode", "llama-8b: join", "llama-8b: scatter blocks"],
 }
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_kernels_compile_for_gpus_that_are_not_here_and_spill_nothing(capability: int) -> None:
-    chosen = "|".join(EVERYWHERE + SOMEWHERE[capability])
-    script = ROOT / "scripts" / "kernel_resources.py"
-    command = [sys.executable, str(script), "--json", "--only", f"^({chosen})$"]
-    # Compiling fails where the interpreter is on.
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, "--sm", str(capability)], env=environment, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    chosen = EVERYWHERE + SOMEWHERE[capability]
+    pattern = f"^({'|'.join(map(re.escape, chosen))})$"
+    rows = [resources(variant) for variant in variants((capability,), pattern)]
     print(*rows, sep="\n")
-    # Three of attention, six of joins and copies, and a store into each dtype that there is.
-    assert len(rows) == 3 + 6 + 1 + (capability >= 89) + len(SOMEWHERE[capability])
+    assert sorted(row.name for row in rows) == sorted(chosen)
     for row in rows:
-        # With engine.deterministic a prefill tile may spill a little: it is not for speed.
-        assert row["spilled_bytes"] <= (64 if "fixed order" in row["name"] else 0), row
-        assert row["shared_bytes"] <= SHARED_BYTES[capability], row
+        assert row.spilled_bytes == 0, row
+        assert row.shared_bytes <= SHARED_BYTES[capability], row
 
 
-def _specialization(launch: Launch) -> tuple[object, ...]:
-    """What decides whether a launch finds a compiled kernel."""
-    kernel = launch.kernel
-    backend = make_backend(GPUTarget("cuda", 90, 32))
-    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    return (bind(**launch.arguments)[1], launch.options)
+# -- which variants there are -------------------------------------------------------------------
 
 
-def test_rows_tokens_and_blocks_of_a_step_do_not_compile_the_kernels_anew() -> None:
-    pool = torch.empty(4, 16, 2, 64, dtype=torch.bfloat16)
+def _in(*values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(values)
 
-    def attend(num_rows: int, padding: int, width: int) -> list[object]:
-        num_tokens = num_rows + padding
-        # As the model gives them: heads before tokens.
-        query = torch.empty(14, num_tokens, 64, dtype=torch.bfloat16).transpose(0, 1)
-        new = torch.empty(2, num_tokens, 64, dtype=torch.bfloat16).transpose(0, 1)
-        slots = torch.empty(num_tokens, dtype=torch.int64)
-        counts = torch.empty(num_rows, dtype=torch.int32)
-        rows = PagedRows(torch.empty(num_rows + 1, dtype=torch.int32), counts, 50)
-        tables = torch.empty(num_rows, width, dtype=torch.int32)
-        tile = attention_tile(90, query.dtype, 64, 7, 50)
-        parts = new_parts(query, 64, 4, num_tokens)
-        launches = [
-            prepare_store_kv(new, new, pool, pool, slots),
-            prepare_attend(
-                query, pool, pool, tables, rows, AttentionOptions(0.1), parts.out, parts.lse,
-                None, tile,
-            ),
-            prepare_join(parts, torch.empty_like(query, memory_format=torch.contiguous_format)),
-        ]  # fmt: skip
-        return [_specialization(launch) for launch in launches]
 
-    first, *others = [attend(*size) for size in product((1, 5, 16, 64), (0, 16), (1, 7, 16))]
-    assert all(other == first for other in others)
+targets = st.builds(Target, _in(80, 86, 89, 90, 100, 103, 120), _in(16, 108, 132, 160))
+layers = st.builds(
+    lambda group, kv_heads, **given: Layer(group * kv_heads, kv_heads, **given),
+    _in(1, 3, 7, 8, 16, 24, 71),
+    _in(1, 2, 8, 32),
+    size=_in(8, 64, 72, 80, 128, 256),
+    value_size=_in(0, 0, 64),
+    dtype=_in(torch.bfloat16, torch.float16, torch.float32),
+    window=_in(None, None, 128, 100),
+    softcap=_in(None, 50.0),
+    has_sinks=st.booleans(),
+    kv_dtype=_in(None, None, torch.float8_e4m3fn),
+    block_size=_in(4, 16, 48, 256),
+)
+
+
+@st.composite
+def steps(draw: st.DrawFn, max_rows: int = 3000) -> InputShape:
+    """Bounds of a step of any kind and size."""
+    num_rows = draw(st.integers(1, max_rows))
+    longest = draw(st.one_of(st.just(1), st.integers(2, 40), st.integers(2, 5000)))
+    num_tokens = num_rows if longest == 1 else draw(st.integers(longest, num_rows * longest))
+    shape = InputShape(
+        num_tokens, num_rows, width=draw(st.integers(1, 4000)), max_query_len=longest,
+        max_keys=longest + draw(st.integers(0, 200_000)),
+    )  # fmt: skip
+    if draw(st.booleans()):
+        return shape
+    num_places = draw(st.integers(2, 5000))
+    return replace(
+        shape,
+        num_segments=draw(st.integers(1, 40)),
+        num_places=num_places,
+        num_levels=draw(st.integers(1, 40)),
+        max_segment_len=draw(st.integers(2, num_places)),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(layer=layers, target=targets, deterministic=st.booleans(), data=st.data())
+def test_a_step_of_any_size_launches_only_what_is_listed(
+    layer: Layer, target: Target, deterministic: bool, data: st.DataObject
+) -> None:
+    listed = {variant_key(launch, target) for launch in layer_variants(layer, target).values()}
+    # Some families lay a token's heads side by side: that compiles nothing anew.
+    laid_out = replace(layer, heads_first=data.draw(st.booleans()))
+    for shape in data.draw(st.lists(steps(), min_size=1, max_size=4)):
+        for launch in step_launches(laid_out, shape, target, deterministic=deterministic):
+            assert variant_key(launch, target) in listed, shape
+
+
+@pytest.mark.parametrize("size", [64, 72])
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_steps_of_a_kind_share_their_kernels(size: int, heads_first: bool) -> None:
+    layer, target = Layer(14, 2, size, heads_first=heads_first), Target(90, 132)
+
+    def keys(shape: InputShape) -> list[str]:
+        return [variant_key(launch, target) for launch in step_launches(layer, shape, target)]
+
+    decode = InputShape(1, 1, width=1, max_query_len=1, max_keys=100_000)
+    chunks = replace(decode, num_segments=1, num_places=40, num_levels=1, max_segment_len=40)
+    chunks = replace(chunks, num_tokens=50, max_query_len=50)
+    sizes = product((1, 5, 16, 64), (1, 7, 16), (1, 2, 3))
+    for rows, width, levels in sizes:
+        other = replace(decode, num_tokens=rows, num_rows=rows, width=width)
+        assert keys(other) == keys(decode)
+        for tokens in (49 + rows, 64 * rows):
+            other = replace(
+                chunks, num_tokens=tokens, num_rows=rows, width=width,
+                num_places=40 * levels, num_levels=levels, num_segments=levels,
+            )  # fmt: skip
+            assert keys(other) == keys(chunks)
+    assert keys(decode) != keys(chunks)
+
+
+def test_a_step_has_few_variants() -> None:
+    """What a run may have to compile: seconds of a user's time for each."""
+    variants = layer_variants(Layer(32, 8, 128), Target(90, 132))
+    attention = [name for name in variants if "fixed order" not in name and "blocks" not in name]
+    assert sorted(attention) == [
+        "decode", "decode, behind a shared prefix", "decode, split", "join",
+        "join, with what is shared", "prefill", "prefill, behind a shared prefix",
+        "prefill, behind a shared prefix, few queries", "prefill, few queries", "prefill, split",
+        "prefill, split, few queries", "shared prefix", "shared prefix, few queries", "store",
+    ]  # fmt: skip
+
+
+def test_moved_blocks_are_found_wherever_their_numbers_lie() -> None:
+    target, moves = Target(90, 132), Layer(32, 8, 128).cache().moves
+    pairs = torch.empty(64, 2, dtype=torch.int64)
+    keys = set()
+    for count in (1, 2, 16):
+        # Slices of an upload: their addresses and strides are of no matter.
+        for first in (0, 1, 2):
+            with recorded_launches() as launches:
+                moves.copy(*pairs[first : first + count].unbind(1))
+                moves.copy(*pairs[first : first + count].T.contiguous())
+            keys |= {variant_key(launch, target) for launch in launches}
+    assert len(keys) == 1
+
+
+# -- tiles --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("capability", [75, 80, 86, 90, 100, 120])

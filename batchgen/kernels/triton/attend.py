@@ -20,7 +20,11 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 
 # What changes from step to step must not compile the kernel anew.
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_carried", "table_stride"])
+@triton.jit(
+    do_not_specialize=[
+        "num_rows", "num_tokens", "num_carried", "token_step", "head_step", "table_stride",
+    ]
+)  # fmt: skip
 def attend_kernel(
     query: tl.tensor,
     key_cache: tl.tensor,
@@ -44,7 +48,9 @@ def attend_kernel(
     scale: tl.tensor,
     softcap: tl.tensor,
     window: tl.tensor,
-    query_strides: tl.tuple,
+    token_step: tl.tensor,
+    head_step: tl.tensor,
+    query_stride: tl.tensor,
     key_strides: tl.tuple,
     value_strides: tl.tuple,
     table_stride: tl.tensor,
@@ -56,6 +62,7 @@ def attend_kernel(
     value_size: tl.constexpr,
     value_pad: tl.constexpr,
     block_size: tl.constexpr,
+    stride_unit: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_keys: tl.constexpr,
     one_query: tl.constexpr,
@@ -90,10 +97,9 @@ def attend_kernel(
     dims = tl.arange(0, key_pad)
     num_known = tl.where(row < num_rows, count, 0)
     token = (first_token + place).to(tl.int64)
+    at_query = token * (token_step * stride_unit) + head * (head_step * stride_unit)
     vectors = tl.load(
-        query
-        + (token * query_strides[0] + head * query_strides[1])[:, None]
-        + (dims * query_strides[2])[None, :],
+        query + at_query[:, None] + (dims * query_stride)[None, :],
         mask=(is_real & (place < num_known))[:, None] & (dims < key_size)[None, :],
         other=0.0,
     ).to(dot_dtype)

@@ -10,11 +10,12 @@ from batchgen.kernels.triton.attend import attend_kernel
 from batchgen.kernels.triton.batch import Carry, PagedRows, SharedSegments
 from batchgen.kernels.triton.launch import (
     Launch,
+    Target,
     ceil_div,
-    device_capability,
     is_interpreted,
     next_power_of_2,
-    num_processors,
+    stride_unit,
+    target_of,
 )
 from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.tiles import (
@@ -72,7 +73,10 @@ def prepare_attend(
     assert out.is_contiguous() and (lse is None or lse.is_contiguous())
     assert block_tables.stride(1) == 1
     key_size, value_size = key_cache.shape[3], value_cache.shape[3]
-    work = _work(query, key_cache, value_cache, ranges, tile)
+    if tile is None:
+        tile = _tile(query, key_cache, value_cache, ranges, target_of(query.device))
+    work = _work(query, key_cache, ranges, tile)
+    unit = stride_unit(query.stride(0), query.stride(1))
     arguments = {
         "query": query,
         "key_cache": key_cache,
@@ -96,7 +100,9 @@ def prepare_attend(
         "scale": options.scale,
         "softcap": options.softcap,
         "window": options.window,
-        "query_strides": query.stride(),
+        "token_step": query.stride(0) // unit,
+        "head_step": query.stride(1) // unit,
+        "query_stride": query.stride(2),
         "key_strides": key_cache.stride(),
         "value_strides": value_cache.stride(),
         "table_stride": block_tables.stride(0),
@@ -108,6 +114,7 @@ def prepare_attend(
         "value_size": value_size,
         "value_pad": next_power_of_2(value_size, LEAST_SIDE),
         "block_size": key_cache.shape[1],
+        "stride_unit": unit,
         "tile_rows": work.tile.rows,
         "tile_keys": work.tile.keys,
         "one_query": work.one_query,
@@ -123,16 +130,29 @@ def prepare_attend(
     return Launch(attend_kernel, grid, arguments, work.tile.warps, work.tile.stages)
 
 
-def choose_splits(
+class Cut(NamedTuple):
+    """How a launch is cut into programs.
+
+    Attributes:
+        tile: of each program.
+        num_splits: programs over which keys are split.
+    """
+
+    tile: AttentionTile
+    num_splits: int
+
+
+def choose_cut(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     ranges: PagedRows | SharedSegments,
     max_keys: int,
-) -> int:
-    """Choose over how many programs keys are split, so that a launch fills the device.
+    target: Target,
+) -> Cut:
+    """Choose how a launch is cut, so that it fills the device.
 
-    It depends on the batch: a run whose results may not takes one.
+    It depends on the batch: a run whose results may not takes one tile, and no splits.
 
     Args:
         query: [T, Hq, D].
@@ -140,14 +160,28 @@ def choose_splits(
         value_cache: [N, B, Hkv, Dv].
         ranges: which queries see which keys.
         max_keys: most keys of a range.
+        target: the device.
     """
-    work = _work(query, key_cache, value_cache, ranges, None)
-    processors = num_processors(query.device)
-    return num_splits(work.num_tiles * work.num_heads, max_keys, work.tile, processors)
+    tile = _tile(query, key_cache, value_cache, ranges, target)
+    work = _work(query, key_cache, ranges, tile)
+    programs = work.num_tiles * work.num_heads
+    return Cut(tile, num_splits(programs, max_keys, tile, target.processors))
+
+
+def _tile(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    ranges: PagedRows | SharedSegments,
+    target: Target,
+) -> AttentionTile:
+    size = max(key_cache.shape[3], value_cache.shape[3])
+    group = query.shape[1] // key_cache.shape[2]
+    return attention_tile(target.capability, query.dtype, size, group, ranges.max_query_len)
 
 
 class _Work(NamedTuple):
-    """How a launch is cut into programs.
+    """What a launch's programs share out.
 
     Attributes:
         tile: of each program.
@@ -173,21 +207,17 @@ class _Work(NamedTuple):
 def _work(
     query: torch.Tensor,
     key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
     ranges: PagedRows | SharedSegments,
-    tile: AttentionTile | None,
+    tile: AttentionTile,
 ) -> _Work:
-    num_kv_heads, max_len = key_cache.shape[2], ranges.max_query_len
+    num_kv_heads = key_cache.shape[2]
     group = query.shape[1] // num_kv_heads
-    if tile is None:
-        size = max(key_cache.shape[3], value_cache.shape[3])
-        tile = attention_tile(device_capability(query.device), query.dtype, size, group, max_len)
     tile_heads = min(group, tile.rows)
     if isinstance(ranges, SharedSegments):
         num_rows, num_places, one_query = ranges.key_ends.shape[0], ranges.num_places, False
     else:
         num_rows, num_places = ranges.context_lens.shape[0], query.shape[0]
-        one_query = max_len == 1 and num_places == num_rows
+        one_query = ranges.max_query_len == 1 and num_places == num_rows
     # Every row may end in a partial tile; so may the places behind the last row.
     num_tiles = num_rows if one_query else num_places // (tile.rows // tile_heads) + num_rows + 1
     num_heads = num_kv_heads * ceil_div(group, tile_heads)

@@ -146,7 +146,11 @@ def _word(numbers: Sequence[int]) -> int:
     return next(word for word in _WORDS if all(number % word == 0 for number in numbers))
 
 
-@triton.jit
+# Blocks are numbers of a step, wherever they lie: neither may compile the kernel anew.
+@triton.jit(
+    do_not_specialize=["source_stride", "target_stride"],
+    do_not_specialize_on_alignment=["sources", "targets"],
+)
 def _move_blocks(
     addresses: tl.tensor,
     staging: tl.tensor,

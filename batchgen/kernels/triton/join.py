@@ -7,8 +7,9 @@ import triton.language as tl
 from batchgen.kernels.triton.batch import Parts
 from batchgen.kernels.triton.launch import Launch, ceil_div, next_power_of_2
 
-# Elements of the parts that a program holds at a time.
+# Elements of the parts that a program holds at a time, and splits of a part.
 _ELEMENTS = 2048
+_TILE_SPLITS = 4
 
 
 def prepare_join(
@@ -31,9 +32,7 @@ def prepare_join(
     """
     num_tokens, num_heads, value_size = out.shape
     value_pad = next_power_of_2(value_size)
-    own_pad = next_power_of_2(own.out.shape[0])
-    shared_pad = 1 if shared is None else next_power_of_2(shared.out.shape[0])
-    heads = max(1, _ELEMENTS // (value_pad * max(own_pad, shared_pad)))
+    heads = max(1, _ELEMENTS // (value_pad * _TILE_SPLITS))
     heads = min(heads, next_power_of_2(num_heads))
     arguments = {
         "own": own.out,
@@ -45,15 +44,14 @@ def prepare_join(
         "lse": lse,
         "num_tokens": num_tokens,
         "num_places": 0 if shared is None else shared.out.shape[1],
-        "num_heads": num_heads,
         "own_splits": own.out.shape[0],
-        "own_pad": own_pad,
         "shared_splits": 0 if shared is None else shared.out.shape[0],
-        "shared_pad": shared_pad,
         "levels": 0 if token_places is None else token_places.shape[1],
+        "num_heads": num_heads,
         "value_size": value_size,
         "value_pad": value_pad,
         "tile_heads": heads,
+        "tile_splits": _TILE_SPLITS,
     }
     assert all(
         tensor.is_contiguous() for tensor in arguments.values() if isinstance(tensor, torch.Tensor)
@@ -62,7 +60,7 @@ def prepare_join(
 
 
 # What changes from step to step must not compile the kernel anew.
-@triton.jit(do_not_specialize=["num_tokens", "num_places"])
+@triton.jit(do_not_specialize=["num_tokens", "num_places", "own_splits", "shared_splits", "levels"])
 def _join(
     own: tl.tensor,
     own_lse: tl.tensor,
@@ -73,15 +71,14 @@ def _join(
     lse: tl.tensor,
     num_tokens: tl.tensor,
     num_places: tl.tensor,
+    own_splits: tl.tensor,
+    shared_splits: tl.tensor,
+    levels: tl.tensor,
     num_heads: tl.constexpr,
-    own_splits: tl.constexpr,
-    own_pad: tl.constexpr,
-    shared_splits: tl.constexpr,
-    shared_pad: tl.constexpr,
-    levels: tl.constexpr,
     value_size: tl.constexpr,
     value_pad: tl.constexpr,
     tile_heads: tl.constexpr,
+    tile_splits: tl.constexpr,
 ) -> None:
     """A program: one token, some heads."""
     token = tl.program_id(0).to(tl.int64)
@@ -90,15 +87,17 @@ def _join(
     most = tl.full([tile_heads], float("-inf"), tl.float32)
     total = tl.full([tile_heads], 0.0, tl.float32)
     mixed, most, total = _add_parts(
-        mixed, most, total, own, own_lse, token, head, num_tokens,
-        num_heads, own_splits, own_pad, value_size, value_pad,
+        mixed, most, total, own, own_lse, token, head, num_tokens, own_splits,
+        num_heads, value_size, value_pad, tile_splits,
     )  # fmt: skip
-    for level in tl.static_range(levels):
-        place = tl.load(token_places + token * levels + level).to(tl.int64)
-        mixed, most, total = _add_parts(
-            mixed, most, total, shared, shared_lse, place, head, num_places,
-            num_heads, shared_splits, shared_pad, value_size, value_pad,
-        )  # fmt: skip
+    if shared is not None:
+        for level in range(levels):
+            place = tl.load(token_places + token * levels + level).to(tl.int64)
+            mixed, most, total = _add_parts(
+                mixed, most, total, shared, shared_lse, place, head, num_places,
+                tl.where(place < 0, 0, shared_splits),
+                num_heads, value_size, value_pad, tile_splits,
+            )  # fmt: skip
     dims = tl.arange(0, value_pad)
     has_seen = total > 0
     total = tl.where(has_seen, total, 1.0)
@@ -125,28 +124,30 @@ def _add_parts(
     place: tl.tensor,
     head: tl.tensor,
     num_places: tl.tensor,
+    num_splits: tl.tensor,
     num_heads: tl.constexpr,
-    splits: tl.constexpr,
-    splits_pad: tl.constexpr,
     size: tl.constexpr,
     pad: tl.constexpr,
+    tile_splits: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Add all splits of one place; -1 adds nothing. What has no weight is not read."""
-    split = tl.arange(0, splits_pad)
+    """Add all splits of one place, some at a time. What has no weight is not read."""
     dims = tl.arange(0, pad)
-    is_real = (head < num_heads)[:, None] & (split < tl.where(place < 0, 0, splits))[None, :]
-    split_starts = split.to(tl.int64) * num_places
-    results = (split_starts + place)[None, :] * num_heads + head[:, None]
-    lse = tl.load(parts_lse + results, mask=is_real, other=float("-inf"))
-    now_most = tl.maximum(most, tl.max(lse, 1))
-    shift = tl.where(now_most == float("-inf"), 0.0, now_most)
-    weights = tl.exp(lse - shift[:, None])
-    found = tl.load(
-        parts + (results * size)[:, :, None] + dims[None, None, :],
-        mask=(weights > 0)[:, :, None] & (dims < size)[None, None, :],
-        other=0.0,
-    )
-    decay = tl.exp(most - shift)
-    mixed = mixed * decay[:, None] + tl.sum(weights[:, :, None] * found, 1)
-    total = total * decay + tl.sum(weights, 1)
-    return mixed, now_most, total
+    for first in range(0, num_splits, tile_splits):
+        split = first + tl.arange(0, tile_splits)
+        is_real = (head < num_heads)[:, None] & (split < num_splits)[None, :]
+        split_starts = split.to(tl.int64) * num_places
+        results = (split_starts + place)[None, :] * num_heads + head[:, None]
+        lse = tl.load(parts_lse + results, mask=is_real, other=float("-inf"))
+        now_most = tl.maximum(most, tl.max(lse, 1))
+        shift = tl.where(now_most == float("-inf"), 0.0, now_most)
+        weights = tl.exp(lse - shift[:, None])
+        found = tl.load(
+            parts + (results * size)[:, :, None] + dims[None, None, :],
+            mask=(weights > 0)[:, :, None] & (dims < size)[None, None, :],
+            other=0.0,
+        )
+        decay = tl.exp(most - shift)
+        mixed = mixed * decay[:, None] + tl.sum(weights[:, :, None] * found, 1)
+        total = total * decay + tl.sum(weights, 1)
+        most = now_most
+    return mixed, most, total

@@ -1,6 +1,8 @@
 """A kernel's launch as a value: tests compile it ahead of time, callers run it."""
 
 from collections.abc import Mapping
+from functools import cache
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -66,11 +68,40 @@ def is_interpreted() -> bool:
     return _IS_INTERPRETED
 
 
-def num_processors(device: torch.device) -> int:
-    """Count a CUDA device's multiprocessors; the interpreter is one."""
+class Target(NamedTuple):
+    """What launches depend on of a device.
+
+    Attributes:
+        capability: see :func:`device_capability`.
+        processors: multiprocessors.
+    """
+
+    capability: int
+    processors: int
+
+
+# The interpreter on a CPU.
+INTERPRETER = Target(0, 1)
+
+
+@cache
+def target_of(device: torch.device) -> Target:
+    """Look at a device."""
     if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
+        return INTERPRETER
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return Target(device_capability(device), processors)
+
+
+def stride_unit(*strides: int) -> int:
+    """Give the largest power of two, up to 16, that divides all strides.
+
+    A launch is compiled for the numbers that it is specialised for: a stride that follows the
+    number of tokens would compile a kernel anew where that is a multiple of 16. What both
+    strides of a step's vectors have in common does not depend on it: one of them is the size
+    of a head.
+    """
+    return gcd(16, *strides)
 
 
 def supports_fp8(device: torch.device) -> bool:

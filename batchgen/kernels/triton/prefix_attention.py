@@ -27,6 +27,7 @@ def cascade_attention(
     num_shared_splits: int = 1,
     scales: KVScales | None = None,
     tile: AttentionTile | None = None,
+    shared_tile: AttentionTile | None = None,
 ) -> torch.Tensor:
     """Attend to each row's own keys and to the segments that it shares.
 
@@ -41,7 +42,7 @@ def cascade_attention(
         num_splits: programs over which the own keys of a row are split.
         num_shared_splits: programs over which the keys of a segment are split.
         scales: of an fp8 pool.
-        tile: replaces the table's choice.
+        tile, shared_tile: replace the table's choice for the own keys and for segments.
 
     Returns:
         [T, Hq, Dv] in the query's dtype; zeros for padded rows.
@@ -51,11 +52,11 @@ def cascade_attention(
     shared = new_parts(query, value_size, num_shared_splits, segments.num_places)
     # Sinks belong to the rows' own part.
     of_segments = AttentionOptions(options.scale, softcap=options.softcap)
-    launches = ((rows, options, own), (segments, of_segments, shared))
-    for ranges, of_ranges, parts in launches:
+    launches = ((rows, options, own, tile), (segments, of_segments, shared, shared_tile))
+    for ranges, of_ranges, parts, of_launch in launches:
         prepare_attend(
             query, key_cache, value_cache, block_tables, ranges, of_ranges, parts.out, parts.lse,
-            scales, tile,
+            scales, of_launch,
         ).run()  # fmt: skip
     out = query.new_empty((*query.shape[:2], value_size))
     prepare_join(own, out, None, shared, segments.token_places).run()

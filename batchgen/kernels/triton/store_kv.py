@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from batchgen.kernels.triton.launch import Launch, ceil_div, next_power_of_2
+from batchgen.kernels.triton.launch import Launch, ceil_div, next_power_of_2, stride_unit
 from batchgen.kernels.triton.scales import KVScales
 
 # Elements that a program moves at a time: 16 bytes for each of 128 threads in half precision.
@@ -45,6 +45,7 @@ def prepare_store_kv(
     value_size = value.shape[2]
     key_pad, value_pad = next_power_of_2(key_size), next_power_of_2(value_size)
     tokens = max(1, _ELEMENTS // max(key_pad, value_pad))
+    unit = stride_unit(*key.stride()[:2], *value.stride()[:2])
     arguments = {
         "key": key,
         "value": value,
@@ -54,11 +55,16 @@ def prepare_store_kv(
         "key_scales": None if scales is None else scales.key,
         "value_scales": None if scales is None else scales.value,
         "num_tokens": num_tokens,
-        "key_strides": key.stride(),
-        "value_strides": value.stride(),
+        "key_token_step": key.stride(0) // unit,
+        "key_head_step": key.stride(1) // unit,
+        "value_token_step": value.stride(0) // unit,
+        "value_head_step": value.stride(1) // unit,
+        "key_stride": key.stride(2),
+        "value_stride": value.stride(2),
         "key_cache_strides": key_cache.stride(),
         "value_cache_strides": value_cache.stride(),
         "slot_stride": slots.stride(0),
+        "stride_unit": unit,
         "block_size": key_cache.shape[1],
         "key_size": key_size,
         "key_pad": key_pad,
@@ -76,7 +82,11 @@ def _largest(dtype: torch.dtype) -> float | None:
 
 
 # What changes from step to step must not compile the kernel anew.
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(
+    do_not_specialize=[
+        "num_tokens", "key_token_step", "key_head_step", "value_token_step", "value_head_step",
+    ]
+)  # fmt: skip
 def _store_kv(
     key: tl.tensor,
     value: tl.tensor,
@@ -86,11 +96,16 @@ def _store_kv(
     key_scales: tl.tensor,
     value_scales: tl.tensor,
     num_tokens: tl.tensor,
-    key_strides: tl.tuple,
-    value_strides: tl.tuple,
+    key_token_step: tl.tensor,
+    key_head_step: tl.tensor,
+    value_token_step: tl.tensor,
+    value_head_step: tl.tensor,
+    key_stride: tl.tensor,
+    value_stride: tl.tensor,
     key_cache_strides: tl.tuple,
     value_cache_strides: tl.tuple,
     slot_stride: tl.tensor,
+    stride_unit: tl.constexpr,
     block_size: tl.constexpr,
     key_size: tl.constexpr,
     key_pad: tl.constexpr,
@@ -103,12 +118,14 @@ def _store_kv(
     token = (tl.program_id(0) * tile_tokens + tl.arange(0, tile_tokens)).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + token * slot_stride, mask=token < num_tokens, other=-1).to(tl.int64)
+    starts = token * (key_token_step * stride_unit) + head * (key_head_step * stride_unit)
     _store_one(
-        key, key_cache, key_scales, token, slot, head, key_strides, key_cache_strides,
+        key, key_cache, key_scales, starts, key_stride, slot, head, key_cache_strides,
         block_size, key_size, key_pad, limit,
     )  # fmt: skip
+    starts = token * (value_token_step * stride_unit) + head * (value_head_step * stride_unit)
     _store_one(
-        value, value_cache, value_scales, token, slot, head, value_strides, value_cache_strides,
+        value, value_cache, value_scales, starts, value_stride, slot, head, value_cache_strides,
         block_size, value_size, value_pad, limit,
     )  # fmt: skip
 
@@ -118,10 +135,10 @@ def _store_one(
     new: tl.tensor,
     cache: tl.tensor,
     scales: tl.tensor,
-    token: tl.tensor,
+    starts: tl.tensor,
+    stride: tl.tensor,
     slot: tl.tensor,
     head: tl.tensor,
-    new_strides: tl.tuple,
     cache_strides: tl.tuple,
     block_size: tl.constexpr,
     size: tl.constexpr,
@@ -130,8 +147,7 @@ def _store_one(
 ) -> None:
     at = tl.arange(0, pad)
     mask = (slot >= 0)[:, None] & (at < size)[None, :]
-    source = token * new_strides[0] + head * new_strides[1]
-    content = tl.load(new + source[:, None] + (at * new_strides[2])[None, :], mask=mask)
+    content = tl.load(new + starts[:, None] + (at * stride)[None, :], mask=mask)
     if limit is not None:
         content = content.to(tl.float32) / tl.load(scales + head)
         content = tl.clamp(content, -limit, limit, propagate_nan=tl.PropagateNan.ALL)

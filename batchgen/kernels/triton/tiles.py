@@ -18,6 +18,9 @@ _MOST_SPLITS = 32
 # A tile of few queries that has more rows than this is one of many.
 _MOST_FEW_ROWS = 32
 
+# Rows of a tile whose results may not depend on the batch.
+_MOST_FIXED_ROWS = 64
+
 
 class AttentionTile(NamedTuple):
     """What one program of the attention kernel works on at a time.
@@ -88,6 +91,21 @@ def attention_tile(
     if max_query_len * group <= rows <= _MOST_FEW_ROWS:
         return few._replace(rows=rows)
     return many
+
+
+def fixed_order_tile(
+    capability: int, dtype: torch.dtype, head_size: int, group: int
+) -> AttentionTile:
+    """Choose the tile of all launches where a result may not depend on the batch.
+
+    It is that of many queries with fewer of them: decode fills few, and a launch that takes up
+    sums needs registers for them.
+
+    Args:
+        capability, dtype, head_size, group: see :func:`attention_tile`.
+    """
+    many = attention_tile(capability, dtype, head_size, group, MANY_QUERIES)
+    return many._replace(rows=min(many.rows, _MOST_FIXED_ROWS))
 
 
 def num_splits(num_programs: int, max_keys: int, tile: AttentionTile, processors: int) -> int:
