@@ -42,6 +42,7 @@ class ModelMachine:
 
     Args:
         attention, sharing: ``engine.attention`` and ``engine.shared_prefix_attention``.
+        deterministic: ``engine.deterministic``; the model's row counts are fixed already.
     """
 
     simulated = False
@@ -51,11 +52,14 @@ class ModelMachine:
         loaded: LoadedModel,
         attention: AttentionName = AttentionName.AUTO,
         sharing: SharedPrefix = SharedPrefix.AUTO,
+        *,
+        deterministic: bool = False,
     ) -> None:
         self.bytes_per_token = kv_bytes_per_token(loaded.layers, loaded.model.dtype)
         self._loaded = loaded
         self._attention = attention
         self._sharing = sharing
+        self._deterministic = deterministic
 
     def clock(self) -> float:
         """See :class:`Machine`."""
@@ -68,7 +72,9 @@ class ModelMachine:
     def executor(self, manager: BlockManager, num_swap_blocks: int) -> ModelExecutor:
         """See :class:`Machine`."""
         layers, model = self._loaded.layers, self._loaded.model
-        needs = AttentionNeeds(layers, model.device, model.dtype, model.dtype, self._sharing)
+        needs = AttentionNeeds(
+            layers, model.device, model.dtype, model.dtype, self._sharing, self._deterministic
+        )
         attention = choose_attention(self._attention, needs, say=print)
         cache = KVCache(
             layers,

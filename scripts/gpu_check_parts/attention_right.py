@@ -1,14 +1,17 @@
-"""Attention kernels against float64: a step's rows, shared prefixes, fp8 pools."""
+"""Attention kernels against float64: a step's rows, shared prefixes, fp8 pools, fixed order."""
 
 from dataclasses import dataclass, replace
+from math import lcm
 
 import torch
 
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.kernels.triton.batch import PagedRows, SharedSegments
+from batchgen.kernels.triton.launch import device_capability
 from batchgen.kernels.triton.paged_attention import paged_attention
-from batchgen.kernels.triton.prefix_attention import cascade_attention
+from batchgen.kernels.triton.prefix_attention import cascade_attention, fixed_order_attention
 from batchgen.kernels.triton.scales import KVScales
+from batchgen.kernels.triton.tiles import MOST_KEYS, fixed_order_tile
 from gpu_check_parts.batches import Batch, Shape, make_batch, poisoned_memory, relative_error
 from gpu_check_parts.context import Context, Verdict
 
@@ -22,6 +25,7 @@ class AttentionCase:
     """A layer of a model family, and how it is launched.
 
     Attributes:
+        unusual: see :func:`gpu_check_parts.batches.make_batch`.
         in_dry_run: with the others of its kind it leaves out no feature.
     """
 
@@ -31,6 +35,7 @@ class AttentionCase:
     softcap: float | None = None
     has_sinks: bool = False
     splits: int = 1
+    unusual: bool = False
     in_dry_run: bool = False
 
     def options(self, generator: torch.Generator) -> AttentionOptions:
@@ -64,6 +69,11 @@ def attention_cases(dry_run: bool) -> list[AttentionCase]:
             "gpt_oss: sinks, 2 splits", shape(64, 8, 64), has_sinks=True, splits=2, in_dry_run=True
         ),
         AttentionCase("smollm: groups of 3", shape(9, 3, 64, 32)),
+        AttentionCase(
+            "values smaller than keys, unusual strides",
+            shape(8, 2, 128, value_size=64),
+            unusual=True,
+        ),
         AttentionCase("heads of 80, blocks of 4", shape(32, 32, 80, 4)),
         AttentionCase("heads of 96, blocks of 256", shape(32, 32, 96, 256)),
         AttentionCase(
@@ -88,7 +98,9 @@ def check_rows(context: Context, case: AttentionCase, *, decode: bool) -> Verdic
     rows = (
         context.choose(_DECODE, _DECODE_SMALL) if decode else context.choose(_MIXED, _MIXED_SMALL)
     )
-    batch = make_batch(generator, case.shape, rows, padding=0 if decode else 5)
+    batch = make_batch(
+        generator, case.shape, rows, padding=0 if decode else 5, unusual=case.unusual
+    )
     options = case.options(generator)
     with poisoned_memory():
         out = paged_attention(
@@ -109,27 +121,68 @@ def check_prefixes(context: Context, case: AttentionCase) -> Verdict:
     shared, own = size * context.choose(max(1, 512 // size), 1), context.choose(60, 5)
     rows = [(shared + own + i, 1 + i % 3) for i in range(context.choose(12, 2))]
     batch = make_batch(generator, case.shape, rows, groups=2, shared=shared)
-    half, device = len(rows) // 2, context.device
-    starts = batch.query_starts[[0, half, len(rows)]]
-    num_tokens = batch.query.shape[0]
-    segments = SharedSegments(
-        place_starts=starts,
-        first_tokens=starts[:-1].contiguous(),
-        table_rows=torch.tensor([0, half], dtype=torch.int32, device=device),
-        key_starts=torch.zeros(2, dtype=torch.int32, device=device),
-        key_ends=torch.full((2,), shared, dtype=torch.int32, device=device),
-        token_places=torch.arange(num_tokens, dtype=torch.int32, device=device)[:, None],
-        num_places=num_tokens,
-        max_query_len=num_tokens,
-    )
     options = case.options(generator)
     with poisoned_memory():
         out = cascade_attention(
             batch.query, batch.key_cache, batch.value_cache, batch.block_tables,
-            _rows_of(batch, torch.full_like(batch.context_lens, shared)), segments, options,
+            _rows_of(batch, torch.full_like(batch.context_lens, shared)),
+            _segments(batch, groups=2, shared=shared), options,
             num_splits=case.splits, num_shared_splits=2,
         )  # fmt: skip
     return judge(batch.shape, relative_error(out, batch.expected(options)))
+
+
+def _segments(batch: Batch, groups: int, shared: int) -> SharedSegments:
+    """The prefix of each group as one segment of all its rows."""
+    device, num_rows, num_tokens = batch.query.device, len(batch.rows), batch.query.shape[0]
+    firsts = [group * num_rows // groups for group in range(groups)]
+    starts = batch.query_starts[[*firsts, num_rows]]
+
+    def numbers(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    return SharedSegments(
+        place_starts=starts,
+        first_tokens=starts[:-1].contiguous(),
+        table_rows=numbers(firsts),
+        key_starts=numbers([0] * groups),
+        key_ends=numbers([shared] * groups),
+        token_places=numbers(list(range(num_tokens)))[:, None],
+        num_places=num_tokens,
+        max_query_len=num_tokens,
+    )
+
+
+def check_fixed_order(context: Context, case: AttentionCase) -> Verdict:
+    """Rows on a prefix as engine.deterministic takes them: together, and each by itself."""
+    generator, shape = context.generator(case.name), case.shape
+    # A row's queries are all behind the prefix.
+    shared, own = lcm(MOST_KEYS, shape.block_size), context.choose(200, 8)
+    rows = [(shared + own + i, 1 + 5 * i % 7) for i in range(context.choose(9, 2))]
+    batch = make_batch(generator, shape, rows, shared=shared)
+    options = case.options(generator)
+    tile = fixed_order_tile(
+        device_capability(context.device), shape.dtype, shape.size, shape.heads // shape.kv_heads
+    )
+
+    def attend(first: int, end: int, segments: SharedSegments | None) -> torch.Tensor:
+        starts = batch.query_starts[first : end + 1]
+        begin, stop = int(starts[0]), int(starts[-1])
+        lengths = batch.context_lens[first:end]
+        key_starts = None if segments is None else torch.full_like(lengths, shared)
+        rows = PagedRows(starts - begin, lengths, batch.max_query_len, key_starts)
+        with poisoned_memory():
+            return fixed_order_attention(
+                batch.query[begin:stop], batch.key_cache, batch.value_cache,
+                batch.block_tables[first:end], rows, segments, options, tile,
+            )  # fmt: skip
+
+    together = attend(0, len(rows), _segments(batch, groups=1, shared=shared))
+    alone = torch.cat([attend(row, row + 1, None) for row in range(len(rows))])
+    passed, detail = judge(shape, relative_error(together, batch.expected(options)))
+    differing = int((together != alone).sum())
+    # The interpreter's products are a CPU library's, which rounds a row by its place.
+    return passed and (context.dry_run or not differing), f"{detail}, {differing} elements differ"
 
 
 def check_fp8(context: Context, case: AttentionCase) -> Verdict:

@@ -44,7 +44,10 @@ class Settings:
     """A job's keys, as far as they concern the engine.
 
     Attributes:
-        attention: None is what a job would choose on a GPU, and torch's operators on a CPU.
+        attention: None is what a job would choose on a GPU, and torch's operators on a CPU
+            where they are allowed.
+        deterministic: the model's row counts must be fixed, as a job does when it loads one.
+        overlap: None is what a job would do.
     """
 
     num_blocks: int
@@ -57,6 +60,8 @@ class Settings:
     preemption: PreemptionPolicy = PreemptionPolicy.AUTO
     sharing: SharedPrefix = SharedPrefix.AUTO
     attention: AttentionName | None = None
+    deterministic: bool = False
+    overlap: bool | None = None
 
 
 @dataclass(slots=True)
@@ -102,11 +107,19 @@ def build_engine(
     scheduler = make_scheduler(
         settings, window, blocks=blocks, stop_rules=stop_rules, future=future
     )
-    usual = AttentionName.AUTO if loaded.model.device.type == "cuda" else AttentionName.TORCH
-    machine = ModelMachine(loaded, settings.attention or usual, settings.sharing)
+    is_gpu = loaded.model.device.type == "cuda"
+    usual = AttentionName.AUTO if is_gpu or settings.deterministic else AttentionName.TORCH
+    machine = ModelMachine(
+        loaded,
+        settings.attention or usual,
+        settings.sharing,
+        deterministic=settings.deterministic,
+    )
     executor = machine.executor(scheduler.blocks, settings.swap_blocks)
     scheduler.costs.swap_s_per_block = executor.swap.measure_s_per_block()
-    return Engine(scheduler, executor, clock=time.perf_counter)
+    overlaps = is_gpu if settings.overlap is None else settings.overlap
+    launcher = executor if overlaps else None
+    return Engine(scheduler, executor, launcher=launcher, clock=time.perf_counter)
 
 
 def make_scheduler(
@@ -142,19 +155,26 @@ def make_scheduler(
 
 
 def make_requests(
-    rows: Sequence[Row], order: Sequence[int], max_model_len: int, max_tokens: int | None = None
+    rows: Sequence[Row],
+    order: Sequence[int],
+    max_model_len: int,
+    max_tokens: int | None = None,
+    logprobs: int | None = None,
 ) -> list[Request]:
     """Make requests numbered by row, in an order.
 
     Args:
         max_tokens: what every row may make where its own number must not be known.
+        logprobs: likeliest tokens whose log-probabilities are kept beside each of its own.
     """
     return [
         Request.create(
             row,
             rows[row].prompt,
             SamplingParams(
-                max_tokens=max_tokens or rows[row].output_tokens, ignore_eos=max_tokens is None
+                max_tokens=max_tokens or rows[row].output_tokens,
+                ignore_eos=max_tokens is None,
+                logprobs=logprobs,
             ),
             max_model_len=max_model_len,
         )
@@ -163,13 +183,19 @@ def make_requests(
 
 
 def run_rows(
-    loaded: LoadedModel, settings: Settings, rows: Sequence[Row], *, in_order: bool = False
+    loaded: LoadedModel,
+    settings: Settings,
+    rows: Sequence[Row],
+    *,
+    in_order: bool = False,
+    logprobs: int | None = None,
 ) -> Run:
     """Run rows as a job would: in prefix order, the rows to come known, or as they stand."""
     order = list(range(len(rows))) if in_order else ordered(rows)
     future = None if in_order else PlannedFuture(np.arange(len(order)), lcps(rows, order))
     engine = build_engine(loaded, settings, future=future)
-    return run_requests(engine, make_requests(rows, order, loaded.max_model_len), loaded)
+    requests = make_requests(rows, order, loaded.max_model_len, logprobs=logprobs)
+    return run_requests(engine, requests, loaded)
 
 
 def run_requests(engine: Engine, requests: Sequence[Request], loaded: LoadedModel) -> Run:

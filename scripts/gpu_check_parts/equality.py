@@ -74,6 +74,9 @@ def variants(context: Context, rows: Sequence[Row]) -> list[Variant]:
         Variant("no prefix cache", replace(base, prefix_caching=False)),
         Variant("swap forced", swapping, moved),
         Variant("recompute forced", tight, ("preemptions", "recomputed_tokens")),
+        Variant("overlap on, swap forced", replace(swapping, overlap=True), moved),
+        # What a job does on a CPU in any case.
+        *context.choose([Variant("overlap off", replace(base, overlap=False))], []),
     ]
 
 

@@ -9,6 +9,7 @@ from batchgen.kernels.triton.launch import device_capability
 from gpu_check_parts.attention_right import (
     FP8,
     attention_cases,
+    check_fixed_order,
     check_fp8,
     check_prefixes,
     check_rows,
@@ -35,6 +36,8 @@ def _checks(context: Context) -> dict[str, Callable[[], Verdict]]:
         for decode in (False, True):
             name = f"{'decode' if decode else 'prefill'}: {case.name}"
             every[name] = partial(check_rows, context, case, decode=decode)
+        if case.window is None and case.splits == 1:
+            every[f"fixed order: {case.name}"] = partial(check_fixed_order, context, case)
     dtypes = [torch.bfloat16, torch.float32]
     # e4m3 begins with capability 8.9; the interpreter has it too.
     if context.dry_run or device_capability(context.device) >= 89:

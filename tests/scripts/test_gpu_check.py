@@ -178,8 +178,7 @@ def test_the_table_gives_the_share_of_what_is_possible() -> None:
 def test_float64_attention_is_that_of_the_written_out_one(window, softcap) -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
-        torch.randn((count, heads, 8), generator=generator)
-        for count, heads in ((5, 6), (9, 2), (9, 2))
+        torch.randn(shape, generator=generator) for shape in ((5, 6, 8), (9, 2, 8), (9, 2, 12))
     )
     sinks = torch.randn(6, generator=generator)
     for each in (None, sinks):
@@ -202,7 +201,7 @@ def test_a_batch_is_what_its_pool_holds_and_nothing_else_may_be_read(groups, sha
     assert relative_error(out, batch.expected(options)) < 1e-5
     written = int((~batch.key_cache[..., 0, 0].isnan()).sum())
     assert written == sum(context for context, _ in rows) - shared * (4 - groups)
-    assert batch.key_cache[batch.block_tables[:, -1].long()].isnan().all()
+    assert (batch.block_tables[:, -1] > 1 << 20).all()
 
 
 def test_an_unwritten_or_wrong_element_fails_a_check() -> None:
@@ -290,7 +289,7 @@ def _profiled(num_waits: int) -> SimpleNamespace:
 @pytest.mark.parametrize(("waits", "passed"), [(0, True), (4, True), (5, False)])
 def test_more_than_one_wait_a_step_fails(waits, passed) -> None:
     records: list = []
-    syncs._report(_context(records), _profiled(waits), steps=4)
+    syncs._report(_context(records), "it", _profiled(waits), steps=4)
     assert records[0].passed is passed
     assert [record.value for record in records[1:]] == [1, 5]
 

@@ -80,6 +80,22 @@ def test_preemption_and_swap_really_happened(dry_run: tuple[str, dict]) -> None:
         assert f"{family}, bf16, distributions" in details
 
 
+def test_rows_keep_their_bits_in_every_company(dry_run: tuple[str, dict]) -> None:
+    names = {check["name"] for check in dry_run[1]["parts"][3]["checks"]}
+    for company in (
+        "one row at a time", "another order", "smaller steps", "larger steps", "no prefix cache",
+        "cascade on", "cascade off", "swap forced", "recompute forced", "overlap on, swap forced",
+    ):  # fmt: skip
+        assert f"fp32, engine.deterministic: {company}" in names
+
+
+def test_a_decode_step_is_measured_with_and_without_overlap(dry_run: tuple[str, dict]) -> None:
+    syncs = dry_run[1]["parts"][4]
+    for mode in ("overlap on", "overlap off"):
+        assert f"waits in the decode loop, {mode}" in {check["name"] for check in syncs["checks"]}
+        assert f"decode step, {mode}" in {figure["name"] for figure in syncs["figures"]}
+
+
 def test_throughput_has_every_engine_and_workload(dry_run: tuple[str, dict]) -> None:
     names = {figure["name"] for figure in dry_run[1]["parts"][5]["figures"]}
     for model in ("1B", "8B"):
