@@ -55,7 +55,7 @@ class RowTemplate:
             names = meta.find_undeclared_variables(tree)
         except jinja2.TemplateSyntaxError as error:
             raise UsageError(f"prompt.template, line {error.lineno}: {error.message}") from error
-        except jinja2.UndefinedError as error:
+        except jinja2.TemplateRuntimeError as error:
             # Jinja computes what holds no name before it sees a row.
             raise UsageError(f"prompt.template: {error}") from error
         except RecursionError as error:
