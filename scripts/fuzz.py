@@ -102,12 +102,14 @@ class Hunt:
 
 def _play(target: Target, engine: str, number: int, seconds: float, folder: Path) -> None:
     """Play one round, in a process of its own."""
-    notes = Notes(folder / "notes.json", time.monotonic() + seconds)
+    notes = Notes(folder / "notes.json")
     place = folder / "place"
     place.mkdir()
     notes.write()
 
     with target.opened(place) as check:
+        # On a busy machine the opening alone may take as long.
+        notes.end = time.monotonic() + seconds
         if engine == "atheris":
             attempt = settings(database=None, deadline=None)(_attempt(target, check, notes, place))
 
@@ -131,11 +133,13 @@ class Notes:
     Attributes:
         path: the file.
         end: when the round is over, by the monotonic clock.
+        tried: inputs.
+        faults: by the place and kind of the error, its text.
         trying: the input that is tried.
     """
 
     path: Path
-    end: float
+    end: float = 0.0
     tried: int = 0
     faults: dict[str, str] = field(default_factory=dict)
     trying: str = ""
