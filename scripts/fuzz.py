@@ -94,7 +94,8 @@ class Hunt:
         process.join()
         notes = json.loads((folder / "notes.json").read_text())
         self.tried += notes["tried"]
-        self.faults |= notes["faults"]
+        for where, text in notes["faults"].items():
+            keep_shorter(self.faults, where, text)
         if process.exitcode:
             how = signal.Signals(-process.exitcode).name if process.exitcode < 0 else "exit"
             self.faults[f"process ended: {how}"] = notes["trying"]
@@ -171,8 +172,14 @@ class Notes:
             error = failure.exceptions[0] if is_group else failure
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
-            self.faults[where] = f"{str(error)[:_SHOWN]}\ninput: {self.trying}"
+            keep_shorter(self.faults, where, f"{str(error)[:_SHOWN]}\ninput: {self.trying}")
             self.write()
+
+
+def keep_shorter(faults: dict[str, str], where: str, text: str) -> None:
+    """Note a fault, unless a smaller input has shown it before."""
+    if where not in faults or len(text) < len(faults[where]):
+        faults[where] = text
 
 
 def _attempt(

@@ -55,7 +55,7 @@ def test_a_hunt_counts_its_inputs_and_shrinks_what_it_finds(tmp_path: Path) -> N
         assert number < 17, "too large"
 
     hunt = Hunt()
-    hunt.run(target(check), 0.05, 0, tmp_path)
+    hunt.run(target(check), 0.1, 0, tmp_path)
     assert hunt.tried > 10
     (found,) = hunt.faults.values()
     assert found.startswith("too large")
