@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchgen.data.ids import Keys, id_keys
-from batchgen.data.parts import read_part
+from batchgen.data.parts import DamagedPartError, read_part
 from batchgen.errors import UsageError
 
 
@@ -142,6 +142,9 @@ class _PartState:
     def read(cls, path: Path, id_type: pa.DataType) -> Self:
         columns = ["id", "row_index", "sample_index", "status", "error_type"]
         table = read_part(path, columns)
+        absent = [name for name in columns if name not in table.column_names]
+        if absent:
+            raise DamagedPartError(path, ValueError(f"it has no column {absent[0]}"))
         kind = table.schema.field("id").type
         if not kind.equals(id_type):
             raise UsageError(

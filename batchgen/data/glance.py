@@ -94,7 +94,10 @@ def _read_parts(path: Path, verify: bool) -> tuple[FinishedRows | None, int, tup
         try:
             while unread:
                 check_part(unread.pop())
-            id_type = part_schema(parts[0]).field("id").type
+            schema = part_schema(parts[0])
+            if "id" not in schema.names:
+                raise DamagedPartError(parts[0], ValueError("it has no column id"))
+            id_type = schema.field("id").type
             return FinishedRows.read(parts, id_type), len(parts), tuple(damaged)
         except DamagedPartError as damage:
             damaged.append(damage.path.name)

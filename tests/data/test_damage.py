@@ -6,6 +6,7 @@ import os
 import stat
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from batchgen.data import parts as parts_module
@@ -77,6 +78,20 @@ def test_who_verifies_finds_damage_in_what_a_resume_does_not_read(
         assert out.finished_rows(INT).num_rows == 4
         assert out.finished_rows(INT, verify=True).num_rows == 2
     assert keys(tmp_path) == [(3, 0), (2, 0)]
+    assert visible(tmp_path / "_quarantine") == {part.name}
+
+
+@pytest.mark.parametrize("column", ["id", "row_index"])
+def test_another_table_under_a_parts_name_is_set_aside(tmp_path: Path, column: str) -> None:
+    run(tmp_path, ok(0), ok(1), ok(2), ok(3))
+    part = list_parts(tmp_path)[0]
+    pq.write_table(pq.read_table(part).drop_columns([column]), part)
+    glance = Glance.take(tmp_path)
+    assert (glance.num_parts, glance.damaged) == (1, (part.name,))
+    with OutputDir(tmp_path) as out:
+        assert begin(out)
+        assert out.finished_rows(INT).num_rows == 2
+    assert keys(tmp_path) == [(2, 0), (3, 0)]
     assert visible(tmp_path / "_quarantine") == {part.name}
 
 
