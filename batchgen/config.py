@@ -82,6 +82,14 @@ class Overlap(StrEnum):
     off = "off"
 
 
+class CudaGraphs(StrEnum):
+    """Whether decode steps run as CUDA graphs."""
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
 class Preemption(StrEnum):
     """What happens to the KV of a row that must make room."""
 
@@ -455,6 +463,10 @@ class EngineConfig:
     overlap: Overlap = field(
         default=Overlap.auto,
         metadata={"help": "plan a step while the one before runs (auto: on a GPU)"},
+    )
+    cuda_graphs: CudaGraphs = field(
+        default=CudaGraphs.auto,
+        metadata={"help": "run decode steps as CUDA graphs (auto: on a GPU, attention by triton)"},
     )
     preemption: Preemption = field(
         default=Preemption.auto,

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from tests.recorded_graphs import RecordedGraphPool
+
 
 class Temper(StrEnum):
     """How the streams go about their work."""
@@ -105,12 +107,17 @@ class ModelDevice:
 
     Attributes:
         host_waits: times that the host had to wait for an event.
+        replays: graphs that ran.
+        graph_pools: what was captured, for each user.
     """
 
     torch_device = torch.device("cpu")
+    has_graphs = True
 
     def __init__(self, temper: Temper) -> None:
         self.host_waits = 0
+        self.replays = 0
+        self.graph_pools: list[RecordedGraphPool] = []
         self._temper = temper
         self._streams: list[ModelStream] = []
         self._is_settling = False
@@ -121,6 +128,10 @@ class ModelDevice:
 
     def new_event(self) -> ModelEvent:
         return ModelEvent(self)
+
+    def new_graph_pool(self) -> RecordedGraphPool:
+        self.graph_pools.append(RecordedGraphPool(self.finish, self._note_replay))
+        return self.graph_pools[-1]
 
     def trim(self) -> None:
         self.finish()
@@ -145,6 +156,9 @@ class ModelDevice:
             event = self.new_event()
             stream.record(event)
             stream.run_up_to(event.mark)
+
+    def _note_replay(self) -> None:
+        self.replays += 1
 
     def _new_stream(self, is_prompt: bool) -> ModelStream:
         stream = ModelStream(self, is_prompt)

@@ -10,9 +10,9 @@ from batchgen.config import Config
 from batchgen.data.output_dir import OutputDir
 from batchgen.job.field_orders import other_field_orders
 from batchgen.job.inputs import JobInputs, model_source
-from batchgen.job.load import plan_ledger
 from batchgen.job.outlook import outlook
 from batchgen.job.planning import JobPlan, plan_job
+from batchgen.job.pool_size import plan_ledger
 from batchgen.prompts.preview import preview
 from batchgen.prompts.store import PromptStore
 from batchgen.report.plan_svg import plan_svg

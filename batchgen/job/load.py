@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from batchgen.config import Config, Overlap
+from batchgen.config import Config, CudaGraphs, Overlap
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager, Window
 from batchgen.engine.costs import PreemptionCosts
@@ -22,34 +22,24 @@ from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.errors import UsageError
 from batchgen.job.inputs import model_source
+from batchgen.job.pool_size import BesidePool, num_swap_blocks, size_pool
 from batchgen.runtime.attention import AttentionBackend
 from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
 from batchgen.runtime.debug import DebugExecutor
+from batchgen.runtime.device.api import Device
 from batchgen.runtime.device.card import Card, CudaCard
+from batchgen.runtime.device.cuda import device_of
+from batchgen.runtime.device.graphs import CapturableBackend, DecodeGraphs
 from batchgen.runtime.device.swap import staging_bytes
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.fixed_rows import fix_row_counts
-from batchgen.runtime.kv_cache import (
-    KVCache,
-    KVFormat,
-    LayerGeometry,
-    kv_bytes_per_token,
-    window_of_all,
-)
+from batchgen.runtime.forward import ModelForward
+from batchgen.runtime.kv_cache import KVCache, KVFormat, kv_bytes_per_token, window_of_all
 from batchgen.runtime.kv_dtype import KVDtype, drift_warning, measure_format, resolve_kv_dtype
 from batchgen.runtime.layout import SharedPrefix
-from batchgen.runtime.memory import (
-    GIB,
-    Ledger,
-    available_host_bytes,
-    blocks_in,
-    default_cpu_pool_bytes,
-    default_swap_bytes,
-    gpu_pool_bytes,
-    others_bytes,
-)
+from batchgen.runtime.memory import Ledger
 from batchgen.runtime.model import LoadedModel, load_model, resolve_device
-from batchgen.runtime.profile import activation_bytes
+from batchgen.runtime.profile import activation_bytes, graph_bytes
 from batchgen.runtime.threads import use_threads
 
 # Tokens of a step: on a CPU about what keeps a layer's temporaries in the caches, on a
@@ -116,8 +106,8 @@ def build_engine(
         say: takes what ``engine.debug`` prints, and notes for the user.
 
     Raises:
-        UsageError: memory leaves no room for a pool, or ``engine.attention`` does not work
-            here.
+        UsageError: memory leaves no room for a pool, or ``engine.attention`` or
+            ``engine.cuda_graphs`` does not work here.
     """
     device = loaded.model.device
     step_tokens = step_token_budget(config, device.type)
@@ -135,7 +125,15 @@ def build_engine(
     if warning is not None:
         say(warning)
     kv_format = measure_format(loaded, kv_dtype)
-    ledger = size_pool(config, loaded, attention, step_tokens, kv_format)
+    model_device = device_of(device)
+    capturable = capturable_backend(config.engine.cuda_graphs, model_device, attention)
+    card, beside = None, BesidePool()
+    if device.type == "cuda":
+        card = CudaCard(device)
+        beside = _measure(config, loaded, attention, capturable, kv_format, card, say)
+        # Where none could be captured, that has been said.
+        capturable = capturable if beside.graphs else None
+    ledger = size_pool(config, loaded, kv_format, card, beside)
     cache = KVCache(
         loaded.layers,
         ledger.num_blocks,
@@ -146,7 +144,18 @@ def build_engine(
         scales=kv_format.scales,
         uses_triton=attention.name == AttentionName.TRITON,
     )
-    model_executor = ModelExecutor(loaded.model, cache, attention)
+    graphs = None
+    if capturable is not None:
+        graphs = DecodeGraphs(
+            model_device,
+            ModelForward(loaded.model),
+            cache,
+            capturable,
+            max_rows=config.engine.max_num_seqs,
+            max_keys=loaded.max_model_len,
+            say=say,
+        )
+    model_executor = ModelExecutor(loaded.model, cache, attention, model_device, graphs)
     window = window_of_all(loaded.layers)
     scheduler = Scheduler(
         BlockManager(
@@ -198,97 +207,60 @@ def preemption_policy(config: Config, ledger: Ledger) -> PreemptionPolicy:
     return PreemptionPolicy(config.engine.preemption.value)
 
 
-def size_pool(
+def capturable_backend(
+    wanted: CudaGraphs, device: Device, attention: AttentionBackend
+) -> CapturableBackend | None:
+    """Give the backend whose decode steps run as graphs; None where all run without.
+
+    Raises:
+        UsageError: graphs were asked for and there can be none.
+    """
+    if wanted is CudaGraphs.off:
+        return None
+    if device.has_graphs and isinstance(attention, CapturableBackend):
+        return attention
+    if wanted is CudaGraphs.on:
+        problem = (
+            f"attention by {attention.name} cannot be captured, engine.attention=triton can"
+            if device.has_graphs
+            else f"a {device.torch_device.type} has none"
+        )
+        raise UsageError(f"engine.cuda_graphs=on: {problem}; set engine.cuda_graphs=auto")
+    return None
+
+
+def _measure(
     config: Config,
     loaded: LoadedModel,
     attention: AttentionBackend,
-    step_tokens: int,
+    capturable: CapturableBackend | None,
     kv_format: KVFormat,
-) -> Ledger:
-    """Count the blocks that memory holds.
-
-    Raises:
-        UsageError: there is no room for a single block.
-    """
-    device, pool = loaded.model.device, config.pool
+    card: Card,
+    say: Callable[[str], None],
+) -> BesidePool:
+    """Measure on a GPU what lies beside weights and pool."""
+    block_size, max_rows = config.pool.block_size, config.engine.max_num_seqs
     per_token = kv_bytes_per_token(loaded.layers, kv_format.dtype)
-    card = CudaCard(device) if device.type == "cuda" else None
-    num_swap_blocks = _swap_blocks(config, per_token)
-    activations = staging = 0
-    if card is not None:
-        staging = staging_bytes(num_swap_blocks, per_token * pool.block_size)
-        activations = activation_bytes(
-            loaded,
-            attention,
-            card,
-            num_tokens=step_tokens,
-            num_rows=config.engine.max_num_seqs,
-            block_size=pool.block_size,
-            kv_format=kv_format,
-        )
-    num_blocks = pool.num_blocks
-    if num_blocks is None:
-        budget = _pool_budget(config, card, activations + staging)
-        num_blocks = blocks_in(budget, per_token, pool.block_size)
-    if num_blocks < 1:
-        raise UsageError(
-            f"no memory is left for the KV pool: a block takes {per_token * pool.block_size:,} "
-            f"bytes; raise pool.gpu_memory_utilization or pool.cpu_memory_gib, or lower "
-            f"engine.max_num_batched_tokens"
-        )
-    return Ledger(
-        weights_bytes=loaded.weight_bytes,
-        activations_bytes=activations,
-        bytes_per_token=per_token,
-        block_size=pool.block_size,
-        num_blocks=num_blocks,
-        num_swap_blocks=num_swap_blocks,
-        staging_bytes=staging,
-        others_bytes=others_bytes(card) if card is not None else 0,
+    activations = activation_bytes(
+        loaded,
+        attention,
+        card,
+        num_tokens=step_token_budget(config, loaded.model.device.type),
+        num_rows=max_rows,
+        block_size=block_size,
+        kv_format=kv_format,
     )
-
-
-def plan_ledger(config: Config, layers: list[LayerGeometry], dtype: torch.dtype) -> Ledger | None:
-    """Make the ledger for ``mode=plan``, which loads no weights.
-
-    Args:
-        config: the job.
-        layers: shapes of the model's keys and values.
-        dtype: of the model.
-
-    Returns:
-        The ledger; None on a GPU without ``pool.num_blocks``, where only the loaded model
-        can say what is left.
-
-    Raises:
-        UsageError: ``pool.kv_dtype`` saves nothing.
-    """
-    device = resolve_device(config.model.device)
-    kv_dtype = resolve_kv_dtype(KVDtype(config.pool.kv_dtype.value), dtype)
-    per_token = kv_bytes_per_token(layers, kv_dtype)
-    num_blocks = config.pool.num_blocks
-    if num_blocks is None:
-        if device.type == "cuda":
-            return None
-        budget = _pool_budget(config, None, 0)
-        num_blocks = blocks_in(budget, per_token, config.pool.block_size)
-    swap = _swap_blocks(config, per_token)
-    return Ledger(0, 0, per_token, config.pool.block_size, num_blocks, swap)
-
-
-def _pool_budget(config: Config, card: Card | None, beside_pool: int) -> int:
-    if card is not None:
-        return gpu_pool_bytes(card, beside_pool, config.pool.gpu_memory_utilization)
-    if config.pool.cpu_memory_gib is not None:
-        return int(config.pool.cpu_memory_gib * GIB)
-    return default_cpu_pool_bytes(available_host_bytes())
-
-
-def _swap_blocks(config: Config, bytes_per_token: int) -> int:
-    pool = config.pool
-    if pool.swap_blocks is not None:
-        return pool.swap_blocks
-    wanted = default_swap_bytes(available_host_bytes())
-    if pool.swap_gib is not None:
-        wanted = min(int(pool.swap_gib * GIB), available_host_bytes() // 4)
-    return blocks_in(wanted, bytes_per_token, pool.block_size)
+    graphs = 0
+    if capturable is not None:
+        graphs = graph_bytes(
+            loaded,
+            capturable,
+            card,
+            device_of(loaded.model.device),
+            max_rows=max_rows,
+            block_size=block_size,
+            kv_format=kv_format,
+            say=say,
+        )
+    swap_blocks = num_swap_blocks(config, per_token)
+    return BesidePool(activations, graphs, staging_bytes(swap_blocks, per_token * block_size))

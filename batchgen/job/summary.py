@@ -37,6 +37,7 @@ _MEMORY_FIGURES = (
     "block_size",
     "kv_bytes_per_token",
     "weight_bytes",
+    "graphs_bytes",
     "peak_memory_bytes",
     "nvml",
     "device",
@@ -81,7 +82,7 @@ def engine_figures(
         generate_s: the generate phase.
     """
     stats, counters = EngineStats(), SchedulerCounters()
-    block_bytes = 0
+    block_bytes = graph_steps = eager_steps = 0
     swap_s = 0.0
     if loaded is not None:
         scheduler = loaded.engine.scheduler
@@ -89,6 +90,7 @@ def engine_figures(
         block_bytes = loaded.ledger.bytes_per_block
         swapped = counters.swapped_out_blocks + counters.swapped_in_blocks
         swap_s = swapped * scheduler.costs.swap_s_per_block
+        graph_steps, eager_steps = loaded.executor.graph_steps, loaded.executor.eager_steps
     computed = counters.computed_tokens
     sampled = counters.sampled_tokens
     return {
@@ -98,6 +100,8 @@ def engine_figures(
         "forced_tokens": counters.forced_tokens,
         "steps": stats.steps,
         "decode_steps": stats.decode_steps,
+        "graph_steps": graph_steps,
+        "eager_steps": eager_steps,
         "out_of_memory_passes": stats.out_of_memory,
         "prefill_s": stats.prefill_s,
         "decode_s": stats.decode_s,
@@ -217,6 +221,7 @@ def memory_figures(loaded: LoadedEngine | None) -> dict[str, Any]:
         ledger.block_size,
         ledger.bytes_per_token,
         ledger.weights_bytes,
+        ledger.graphs_bytes,
         torch.cuda.max_memory_allocated(device) if on_gpu else peak_rss_bytes(),
         nvml_memory(device.index or 0) if on_gpu else None,
         torch.cuda.get_device_name(device) if on_gpu else "cpu",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -12,11 +13,50 @@ from batchgen.runtime.attention import AttentionBackend, LayerAttention
 from batchgen.runtime.device.api import Device
 from batchgen.runtime.device.cuda import device_of
 from batchgen.runtime.device.download import Arrival, Downloads
+from batchgen.runtime.device.graphs import DecodeGraphs, GraphStep
 from batchgen.runtime.device.sampled import SampledTokens, feed, needs_feeding
 from batchgen.runtime.device.swap import Returning, SwapLink, written_blocks
-from batchgen.runtime.device.upload import Uploads
+from batchgen.runtime.device.upload import Put, Uploads
+from batchgen.runtime.forward import ModelForward
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.sampler import Choice, choose, prepare
+
+
+class StepBody(Protocol):
+    """The forward pass of a step, its numbers on their way to the device."""
+
+    def set_up(self) -> torch.Tensor:
+        """Bring the numbers to where they are read; give the token ids there."""
+
+    def logits(self) -> torch.Tensor:
+        """Run it; give float32 logits, which the caller may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EagerBody:
+    """A forward pass kernel by kernel.
+
+    Attributes:
+        forward: the model.
+        token_ids, positions: [T] int64.
+        logits_at: int64, ``StepPlan.logits_at``.
+        attention: what stands behind the layers' attention.
+        num_logits: S + P.
+    """
+
+    forward: ModelForward
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    logits_at: torch.Tensor
+    attention: LayerAttention
+    num_logits: int
+
+    def set_up(self) -> torch.Tensor:
+        return self.token_ids
+
+    def logits(self) -> torch.Tensor:
+        logits = self.forward(self.token_ids, self.positions, self.logits_at, self.attention)
+        return logits[: self.num_logits].float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +67,14 @@ class PreparedStep:
 
     Attributes:
         plan: what it computes.
-        token_ids, positions: [T] int64.
-        logits_at: int64, ``StepPlan.logits_at``.
-        attention: what stands behind the layers' attention.
+        body: its forward pass.
         choice: how the tokens are chosen.
         copies: [N, 2] int64, ``StepPlan.copies``.
         returning: ``StepPlan.swap_in``.
     """
 
     plan: StepPlan
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    logits_at: torch.Tensor
-    attention: LayerAttention
+    body: StepBody
     choice: Choice
     copies: torch.Tensor
     returning: list[Returning]
@@ -53,10 +88,12 @@ class ModelExecutor:
         cache: the pool's tensors.
         attention: the backend.
         device: the model's; None finds it.
+        graphs: of decode steps; None runs all steps kernel by kernel.
 
     Attributes:
         cache: the pool's tensors.
         swap: the way to the CPU pool.
+        graph_steps, eager_steps: forward passes that ran as a graph, and the others.
     """
 
     def __init__(
@@ -65,9 +102,12 @@ class ModelExecutor:
         cache: KVCache,
         attention: AttentionBackend,
         device: Device | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self.cache = cache
-        self._model = model
+        self.graph_steps = self.eager_steps = 0
+        self._forward = ModelForward(model)
+        self._graphs = graphs
         self._attention = attention
         self._device = device or device_of(model.device)
         self.swap = SwapLink(self._device, cache.moves, cache.swap_pool)
@@ -95,23 +135,25 @@ class ModelExecutor:
 
         @torch.inference_mode()
         def work() -> None:
+            token_ids = step.body.set_up()
             if feeds:
-                feed(step.token_ids, last)
+                feed(token_ids, last)
             sampled.copy_(choose(self.logits(step), step.choice))
 
         self._run_or_refuse(work)
+        is_graph = isinstance(step.body, GraphStep)
+        self.graph_steps += is_graph
+        self.eager_steps += not is_graph
         return self._downloads.send(sampled)
 
     def prepare(self, plan: StepPlan) -> PreparedStep:
         """Send a plan's arrays to the device."""
         self._uploads.begin()
         put = self._uploads.put
+        body: StepBody | None = self._graphs.prepare(plan, put) if self._graphs else None
         step = PreparedStep(
             plan=plan,
-            token_ids=put(plan.token_ids),
-            positions=put(plan.positions),
-            logits_at=put(plan.logits_at),
-            attention=self._attention.begin(plan, self.cache, put),
+            body=body or self._eager(plan, put),
             choice=prepare(plan.samples, put),
             copies=put(plan.copies),
             returning=self.swap.prepare_return(plan.swap_in, put),
@@ -126,16 +168,17 @@ class ModelExecutor:
         Returns:
             [S + P, V] float32 logits of the plan's samples, then of its given tokens.
         """
-        output = self._model(
-            input_ids=step.token_ids[None],
-            position_ids=step.positions[None],
-            use_cache=False,
-            logits_to_keep=step.logits_at,
-            paged=step.attention,
+        return step.body.logits()
+
+    def _eager(self, plan: StepPlan, put: Put) -> StepBody:
+        return _EagerBody(
+            forward=self._forward,
+            token_ids=put(plan.token_ids),
+            positions=put(plan.positions),
+            logits_at=put(plan.logits_at),
+            attention=self._attention.begin(plan, self.cache, put),
+            num_logits=len(plan.samples) + len(plan.samples.given),
         )
-        samples = step.plan.samples
-        logits: torch.Tensor = output.logits[0, : len(samples) + len(samples.given)]
-        return logits.float()
 
     def _run_or_refuse(self, work: Callable[[], None]) -> None:
         """Enqueue a forward pass; where memory is short, what torch keeps in hand goes first.

@@ -23,6 +23,7 @@ class Ledger:
         num_swap_blocks: blocks of the CPU pool.
         others_bytes: what other processes hold of a GPU, and this one beside its tensors.
         staging_bytes: buffers on a GPU that swapped blocks pass through; 0 on a CPU.
+        graphs_bytes: CUDA graphs of decode steps, at most; 0 where there are none.
     """
 
     weights_bytes: int
@@ -33,6 +34,7 @@ class Ledger:
     num_swap_blocks: int
     others_bytes: int = 0
     staging_bytes: int = 0
+    graphs_bytes: int = 0
 
     @property
     def bytes_per_block(self) -> int:
@@ -64,11 +66,12 @@ class Ledger:
             for name, tokens in lengths.items()
         )
         swap = self.bytes_per_block * self.num_swap_blocks
+        graphs = f"graphs {_gib(self.graphs_bytes)}, " if self.graphs_bytes else ""
         staging = f" and {_gib(self.staging_bytes)} to pass through" if self.staging_bytes else ""
         others = f", held by others {_gib(self.others_bytes)}" if self.others_bytes else ""
         return (
             f"memory: weights {_gib(self.weights_bytes)}, activations "
-            f"{_gib(self.activations_bytes)}, pool {_gib(self.pool_bytes)}, "
+            f"{_gib(self.activations_bytes)}, {graphs}pool {_gib(self.pool_bytes)}, "
             f"swap {_gib(swap)}{staging}{others}\n"
             f"pool: {self.bytes_per_token:,} bytes a token, {self.bytes_per_block:,} a block of "
             f"{self.block_size}; {self.num_blocks:,} blocks = {self.pool_tokens:,} tokens\n"

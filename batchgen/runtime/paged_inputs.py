@@ -115,6 +115,34 @@ class PagedInputs:
             and int(plan.context_lens.max()) <= shape.max_keys
         )
 
+    def holds(self, plan: StepPlan, runs: list[SharedRun]) -> bool:
+        """Tell whether there is room for all that the rows of a step share."""
+        return len(self._fitting(plan, runs)) == len(runs)
+
+    def clear(self, array: Ints32) -> None:
+        """Write padding alone: [size] int32, overwritten as a whole."""
+        array[:] = 0
+        part = self._parts_of(array)
+        part["slots"][:] = -1
+        part["token_places"][:] = -1
+
+    def take(self, narrow: "PagedInputs", source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy a step from an array whose block tables are narrower, and all else alike.
+
+        What the tables hold behind the step's own entries stays as it is: it is not read.
+
+        Args:
+            narrow: the layout of the source.
+            source: [narrow.size] int32.
+            target: [size] int32, on the same device.
+        """
+        # Tables stand last, so that all before them is in its place.
+        (at, length), (_, narrow_length) = (p._parts["block_tables"] for p in (self, narrow))
+        num_rows, width = self.shape.num_rows, narrow.shape.width
+        target[:at].copy_(source[:at])
+        tables = target[at : at + length].view(num_rows, self.shape.width)
+        tables[:, :width].copy_(source[at : at + narrow_length].view(num_rows, width))
+
     def fill(self, array: Ints32, plan: StepPlan, runs: list[SharedRun]) -> None:
         """Write a step that fits, and padding behind it.
 
@@ -126,11 +154,10 @@ class PagedInputs:
         """
         assert self.fits(plan)
         runs = self._fitting(plan, runs)
-        array[:] = 0
+        self.clear(array)
         part = self._parts_of(array)
         num_tokens, num_rows = plan.num_tokens, plan.num_rows
         part["slots"][:num_tokens] = plan.slots
-        part["slots"][num_tokens:] = -1
         part["query_starts"][: num_rows + 1] = plan.query_starts
         part["query_starts"][num_rows + 1 :] = num_tokens
         part["context_lens"][:num_rows] = plan.context_lens
@@ -194,7 +221,6 @@ class PagedInputs:
     ) -> None:
         shape = self.shape
         places = part["token_places"].reshape(shape.num_tokens, shape.num_levels)
-        places[:] = -1
         levels = np.zeros(plan.num_rows, dtype=np.int64)
         at = 0
         for i, run in enumerate(runs):

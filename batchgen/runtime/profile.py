@@ -1,11 +1,17 @@
-"""Measuring what a full step takes on a GPU beside weights and pool."""
+"""Measuring what a full step, and graphs, take on a GPU beside weights and pool."""
+
+from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
 from batchgen.engine.step import SampleBatch, StepPlan
 from batchgen.runtime.attention import AttentionBackend
+from batchgen.runtime.device.api import Device
 from batchgen.runtime.device.card import Card
+from batchgen.runtime.device.graphs import CapturableBackend, DecodeGraphs
 from batchgen.runtime.executor import ModelExecutor
+from batchgen.runtime.forward import ModelForward
 from batchgen.runtime.kv_cache import KVCache, KVFormat
 from batchgen.runtime.model import LoadedModel
 
@@ -78,3 +84,61 @@ def activation_bytes(
     del cache, executor
     card.trim()
     return activations
+
+
+def graph_bytes(
+    loaded: LoadedModel,
+    attention: CapturableBackend,
+    card: Card,
+    device: Device,
+    *,
+    max_rows: int,
+    block_size: int,
+    kv_format: KVFormat,
+    say: Callable[[str], None],
+) -> int:
+    """Capture two graphs over a pool of a single block; give what all will take, in bytes.
+
+    The second finds room in the first's memory, as all others will, and takes what is every
+    graph's own.
+
+    Args:
+        loaded: the model.
+        attention: the backend.
+        card: the device's memory.
+        device: where the model is.
+        max_rows: rows of the largest step.
+        block_size: tokens in a block.
+        kv_format: of the pool.
+        say: is told why there can be no graphs; 0 is given then.
+    """
+    cache = KVCache(
+        loaded.layers,
+        1,
+        block_size,
+        num_swap_blocks=0,
+        dtype=kv_format.dtype,
+        device=loaded.model.device,
+        scales=kv_format.scales,
+    )
+    card.trim()
+    free = [card.free()]
+    graphs = DecodeGraphs(
+        device,
+        ModelForward(loaded.model),
+        cache,
+        attention,
+        max_rows=max_rows,
+        max_keys=loaded.max_model_len,
+        say=say,
+    )
+    for rows in graphs.rungs[-1:-3:-1]:
+        if not graphs.capture(rows):
+            return 0
+        card.trim()
+        free.append(card.free())
+    largest, *others = (before - after for before, after in pairwise(free))
+    most_graphs = graphs.most_graphs
+    del graphs, cache
+    card.trim()
+    return largest + sum(max(0, other) * (most_graphs - 1) for other in others)

@@ -59,6 +59,9 @@ class TritonAttention:
         sharing: whether a shared prefix is attended to once for all its rows.
         deterministic: whether a row's result may depend on no other row.
         target: what launches are cut for; None is the pool's device.
+
+    Attributes:
+        shares: whether rows may attend together to what they share.
     """
 
     name = "triton"
@@ -74,6 +77,7 @@ class TritonAttention:
         # Layers with a window do not see the whole of a prefix.
         sees_all = any(layer.window is None for layer in layers)
         self._sharing = sharing if sees_all else SharedPrefix.OFF
+        self.shares = self._sharing is not SharedPrefix.OFF
         self._deterministic = deterministic
         self._target = target
 

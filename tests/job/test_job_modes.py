@@ -23,8 +23,8 @@ SHARED = [{"id": n, "prompt": f"{PREFIX * (1 + n % 3)} {WORDS[n % 4]} {n}"} for 
 SUMMARY = {
     "rows", "ok", "errors", "duplicates", "prompt_tokens", "prefill_tokens_computed",
     "recomputed_tokens", "prefill_tokens_floor", "prefill_tokens_floor_block",
-    "completion_tokens", "decode_steps", "out_of_memory_passes", "prefill_s",
-    "decode_s", "kv_blocks_read", "wall_s",
+    "completion_tokens", "decode_steps", "graph_steps", "eager_steps",
+    "out_of_memory_passes", "prefill_s", "decode_s", "kv_blocks_read", "wall_s",
     "phases", "computed_tokens_per_s", "generated_tokens_per_s", "ttft_ms", "peak_memory_bytes",
     "pool_bytes", "pool_blocks", "block_size", "kv_bytes_per_token", "peak_blocks",
     "logical_over_physical_blocks", "preemptions", "swap_out_bytes", "swap_in_bytes",

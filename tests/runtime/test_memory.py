@@ -52,11 +52,11 @@ def test_a_gpu_gives_the_pool_what_weights_others_and_activations_leave() -> Non
 
 
 def test_the_ledger_names_all_that_a_card_holds() -> None:
-    ledger = Ledger(16 * GIB, 2 * GIB, GIB // 16, 16, 10, 4, 3 * GIB, GIB // 8)
+    ledger = Ledger(16 * GIB, 2 * GIB, GIB // 16, 16, 10, 4, 3 * GIB, GIB // 8, GIB)
     line = ledger.describe({"p50": 100}).splitlines()[0]
     assert line == (
-        "memory: weights 16.00 GiB, activations 2.00 GiB, pool 10.00 GiB, swap 4.00 GiB and "
-        "0.12 GiB to pass through, held by others 3.00 GiB"
+        "memory: weights 16.00 GiB, activations 2.00 GiB, graphs 1.00 GiB, pool 10.00 GiB, "
+        "swap 4.00 GiB and 0.12 GiB to pass through, held by others 3.00 GiB"
     )
 
 

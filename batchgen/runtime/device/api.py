@@ -34,15 +34,35 @@ class Stream(Protocol):
         """Let later work wait until an event's place is reached; the host does not wait."""
 
 
+class Graph(Protocol):
+    """Captured work, with the shapes and addresses that it had then."""
+
+    def replay(self) -> None:
+        """Enqueue it on the current stream."""
+
+
+class GraphPool(Protocol):
+    """Memory that graphs share, of which no two are under way at once."""
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Do work once, behind all that was enqueued so far, then capture it.
+
+        Raises:
+            RuntimeError: it cannot be captured, or there is no memory for it.
+        """
+
+
 class Device(Protocol):
     """One device.
 
     Attributes:
         torch_device: its name in torch.
+        has_graphs: whether it can capture work.
         compute: the stream of the model's work, which is torch's current one.
     """
 
     torch_device: torch.device
+    has_graphs: bool
     compute: Stream
 
     def new_stream(self) -> Stream:
@@ -50,6 +70,9 @@ class Device(Protocol):
 
     def new_event(self) -> Event:
         """Make an event."""
+
+    def new_graph_pool(self) -> GraphPool:
+        """Make memory for graphs."""
 
     def trim(self) -> None:
         """Give back memory that is kept in hand for later; waits for the device."""

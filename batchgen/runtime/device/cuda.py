@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from batchgen.runtime.device.api import Device, Event, Stream
+from batchgen.runtime.device.api import Device, Event, Graph, GraphPool, Stream
 from batchgen.runtime.device.host import HostDevice
 
 
@@ -36,12 +36,38 @@ class _CudaStream:
         self._stream.wait_event(event.event)
 
 
+class _CudaGraphPool:
+    def __init__(self, torch_device: torch.device) -> None:
+        self._device = torch_device
+        self._stream = torch.cuda.Stream(torch_device)  # type: ignore[no-untyped-call]
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        current = torch.cuda.current_stream(self._device)
+        graph = torch.cuda.CUDAGraph()
+        # This context puts the current stream back where a capture fails.
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_stream(current)
+            # What libraries and Triton set up at first use cannot be captured; some of it
+            # belongs to a stream.
+            work()
+            # Threads that have nothing to do with this may use the device meanwhile.
+            with torch.cuda.graph(
+                graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                work()
+        current.wait_stream(self._stream)
+        return graph
+
+
 class CudaDevice:
     """See :class:`batchgen.runtime.device.api.Device`.
 
     The compute stream is the one that is current when this is made: what was allocated and
     loaded before needs no fence.
     """
+
+    has_graphs = True
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
@@ -55,6 +81,10 @@ class CudaDevice:
     def new_event(self) -> Event:
         """See :meth:`Device.new_event`."""
         return _CudaEvent()
+
+    def new_graph_pool(self) -> GraphPool:
+        """See :meth:`Device.new_graph_pool`."""
+        return _CudaGraphPool(self.torch_device)
 
     def trim(self) -> None:
         """See :meth:`Device.trim`."""

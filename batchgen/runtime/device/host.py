@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from batchgen.runtime.device.api import Event, Stream
+from batchgen.runtime.device.api import Event, GraphPool, Stream
 
 
 class _HostEvent:
@@ -30,6 +30,7 @@ class HostDevice:
     """See :class:`batchgen.runtime.device.api.Device`."""
 
     torch_device = torch.device("cpu")
+    has_graphs = False
 
     def __init__(self) -> None:
         self.compute: Stream = _HostStream()
@@ -41,6 +42,10 @@ class HostDevice:
     def new_event(self) -> Event:
         """See :meth:`Device.new_event`."""
         return _HostEvent()
+
+    def new_graph_pool(self) -> GraphPool:
+        """See :meth:`Device.new_graph_pool`; a CPU has none."""
+        raise RuntimeError("a CPU has no graphs")
 
     def trim(self) -> None:
         """See :meth:`Device.trim`; nothing is kept here."""
