@@ -29,7 +29,7 @@ EVERYWHERE = [
 # All variants of all families take long; scripts/kernel_resources.py compiles them.
 SOMEWHERE = {
     80: ["llama-8b: shared prefix, fixed order", "llama-8b: gather blocks"],
-    90: ["llama-8b: shared prefix", "fp8-pool: decode", "fp8-pool: store"],
+    90: ["gemma-2: prefill", "llama-8b: shared prefix", "fp8-pool: decode", "fp8-pool: store"],
     100: ["gpt-oss window: decode", "llama-8b: join", "llama-8b: scatter blocks"],
 }
 

@@ -57,7 +57,9 @@ _TILES: dict[tuple[int, int, int], tuple[AttentionTile, AttentionTile]] = {
     (80, 4, 256): (AttentionTile(16, 16, 4, 2), AttentionTile(16, 16, 4, 3)),
     (90, 2, 64): (AttentionTile(128, 128, 8, 3), AttentionTile(16, 128, 4, 5)),
     (90, 2, 128): (AttentionTile(128, 64, 8, 3), AttentionTile(16, 64, 4, 5)),
-    (90, 2, 256): (AttentionTile(64, 64, 8, 2), AttentionTile(16, 32, 4, 5)),
+    # 64 keys spill there, not from 10.0 on.
+    (90, 2, 256): (AttentionTile(64, 32, 8, 2), AttentionTile(16, 32, 4, 5)),
+    (100, 2, 256): (AttentionTile(64, 64, 8, 2), AttentionTile(16, 32, 4, 5)),
 }
 # A multiple of every tile's keys.
 MOST_KEYS = max(tile.keys for both in _TILES.values() for tile in both)
