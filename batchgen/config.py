@@ -506,7 +506,9 @@ class ScheduleConfig:
 class OutputConfig:
     """Where the results go."""
 
-    dir: str = field(default=MISSING, metadata={"help": "where the Parquet files go"})
+    dir: str = field(
+        default=MISSING, metadata={"help": "where the Parquet files go; local or s3://"}
+    )
     resume: Resume = field(
         default=Resume.if_possible,
         metadata={"help": "what to do with rows that an earlier run has finished"},

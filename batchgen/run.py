@@ -1,14 +1,14 @@
 """The job: plan, load, generate, write; its phases, its exit codes, and how it stops."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
 from batchgen.config import Config, LogFormat, Mode, OutputOrder
 from batchgen.data.carry import CarriedRows
 from batchgen.data.finished import FinishedRows
-from batchgen.data.output_dir import ERRORS, OutputDir
+from batchgen.data.output_dir import ERRORS, METRICS, OutputDir
+from batchgen.data.stores.store import Place
 from batchgen.data.writer import PartWriter
 from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError, UsageError
 from batchgen.job.account import Account
@@ -191,7 +191,8 @@ class _Job:
             )
             self.generation.put_planning_errors()
             if loaded is not None:
-                self.generation.run(loaded, output.path / "_metrics.jsonl")
+                with output.appended(METRICS) as metrics:
+                    self.generation.run(loaded, metrics)
 
     def _refuse_to_go_on(self, inputs: JobInputs, planned: JobPlan, output: OutputDir) -> None:
         """End a hopeless run, unless it was at its end.
@@ -269,6 +270,6 @@ def _breaker(config: Config, inputs: JobInputs, planned: JobPlan, before: Finish
     )
 
 
-def _finished_already(finished: FinishedRows, path: Path) -> str:
+def _finished_already(finished: FinishedRows, path: Place) -> str:
     failed = f", {finished.num_errors} of them failed" if finished.num_errors else ""
     return f"all {finished.num_rows} rows are in {path} already{failed}"

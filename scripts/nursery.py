@@ -7,12 +7,14 @@ everything and loads tokenizer and weights once; a run is a fork of it.
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,10 +29,12 @@ class Nursery:
 
     Args:
         model: the folder of the model that every run uses.
+        prepare: ``module:function``, called once before any run.
     """
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, prepare: str | None = None) -> None:
         command = [sys.executable, str(Path(__file__).resolve()), str(model)]
+        command += [prepare] if prepare else []
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -120,8 +124,11 @@ class Run:
         return self.wait()
 
 
-def _serve(model: str) -> None:
+def _serve(model: str, prepare: str = "") -> None:
     _warm_up(model)
+    if prepare:
+        module, _, function = prepare.partition(":")
+        getattr(importlib.import_module(module), function)()
     ended: dict[int, int] = {}
     children: set[int] = set()
     _answer("ready")
@@ -195,6 +202,8 @@ def _run(order: Mapping[str, Any]) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.environ.update(order["env"])
+    # What the warm process found may not be what the run is told.
+    tempfile.tempdir = None
     code = 1
     try:
         code = run_composed(composed(order["given"]))
@@ -205,4 +214,4 @@ def _run(order: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(*sys.argv[1:])

@@ -12,7 +12,6 @@ or to end. Whenever a run ends, its output must be exactly the undisturbed one's
 
 import argparse
 import random
-import shutil
 import signal
 import tempfile
 import time
@@ -46,9 +45,9 @@ class Torture:
     def undisturbed(self) -> tuple[Results, float, int]:
         """Run once in peace: the results, the seconds it takes, the steps it has."""
         for _ in range(2):
-            shutil.rmtree(self.job.out, ignore_errors=True)
+            self.job.clear()
             begun = time.monotonic()
-            run = self._start("*:say")
+            run = self.start("*:say")
             assert run.wait() == 0, run.said
             duration_s = time.monotonic() - begun
         results = self.job.results()
@@ -62,39 +61,45 @@ class Torture:
             AssertionError: something was lost, doubled or changed.
         """
         expected, duration_s, steps = self.undisturbed()
-        shutil.rmtree(self.job.out)
+        self.job.clear()
         while sum(self.kills.values()) < kills:
-            run = self._kill_somewhere(duration_s, steps)
+            run = self.kill_somewhere(duration_s, steps)
             kept = self.job.check_kept(expected)
             if run.wait() == -signal.SIGKILL:
                 self.kills[_doing(run)] += 1
                 self.resumed += kept > 0
                 continue
-            self._check_end(run, expected)
-        self._check_end(self._start(None), expected)
+            self.check_end(run, expected)
+        self.check_end(self.start(None), expected)
 
-    def _kill_somewhere(self, duration_s: float, steps: int) -> Run:
+    def kill_somewhere(self, duration_s: float, steps: int) -> Run:
         """Start a run that is killed, unless it ends before."""
         if self.draw.random() < 0.5:
-            run = self._start(f"*:kill:{self.draw.randint(1, steps)}")
+            run = self.start(f"*:kill:{self.draw.randint(1, steps)}")
             assert run.wait() is not None, run.said
             return run
-        run = self._start(None)
+        run = self.start(None)
         run.wait(self.draw.random() * duration_s)
         run.kill()
         return run
 
-    def _check_end(self, run: Run, expected: Results) -> None:
+    def check_end(self, run: Run, expected: Results) -> None:
+        """Check a run that ended by itself, and sometimes begin anew.
+
+        Raises:
+            AssertionError: it failed, or its output is not the undisturbed one.
+        """
         assert run.wait() == 0, run.said
         self.job.check_finished(expected)
         self.ended += 1
         # Half of the time the finished output is run over again, which must not touch it.
         if self.draw.random() < 0.5:
-            shutil.rmtree(self.job.out)
+            self.job.clear()
 
-    def _start(self, failpoint: str | None) -> Run:
-        environment = {} if failpoint is None else {FAILPOINT: failpoint}
-        return self.nursery.start(self.job.given, self.job.log, environment)
+    def start(self, failpoint: str | None) -> Run:
+        """Start a run, at one of whose steps something happens."""
+        more = {} if failpoint is None else {FAILPOINT: failpoint}
+        return self.nursery.start(self.job.given, self.job.log, self.job.environment | more)
 
 
 def _doing(run: Run) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -106,11 +107,19 @@ class TortureJob:
         folder: holds all of it.
         model: a folder from :func:`make_model`.
         num_rows: input rows, at least 12.
+
+    Attributes:
+        out: the output directory, or a copy of it.
+        given: the command.
+        environment: added to each run's environment.
+        left_over: names that no finished output has.
     """
 
     def __init__(self, folder: Path, model: Path, num_rows: int = 12) -> None:
         self.out = folder / "out"
         self.log = folder / "log.txt"
+        self.environment: dict[str, str] = {}
+        self.left_over = {"_lock", "_staged", "_switch.json", "_quarantine"}
         self.given = {
             "model.path": str(model),
             "input.path": str(folder / "input.parquet"),
@@ -125,6 +134,10 @@ class TortureJob:
         }
         make_input(folder / "input.parquet", num_rows)
 
+    def clear(self) -> None:
+        """Remove the output."""
+        shutil.rmtree(self.out, ignore_errors=True)
+
     def parts(self) -> list[Path]:
         """Give the files that readers of the directory see."""
         return sorted(self.out.glob("*.parquet"))
@@ -137,7 +150,7 @@ class TortureJob:
         """
         found: Results = {}
         for part in self.parts():
-            for row in _read_whole(part):
+            for row in read_whole(part):
                 key = row["id"], row["sample_index"]
                 assert key not in found, f"{key} stands twice, the second time in {part.name}"
                 found[key] = tuple(_plain(row[name]) for name in RESULT_COLUMNS)
@@ -166,7 +179,7 @@ class TortureJob:
         names = {entry.name for entry in self.out.iterdir()}
         assert "_SUCCESS" in names
         left = [name for name in names if name.startswith("_tmp")]
-        assert not left and not names & {"_lock", "_staged", "_switch.json", "_quarantine"}, names
+        assert not left and not names & self.left_over, names
         summary = json.loads((self.out / "_summary.json").read_text())
         assert summary["rows"] == len(expected)
         failed = {row["id"] for row in pq.read_table(self.out / "_errors").to_pylist()}
@@ -176,7 +189,12 @@ class TortureJob:
             assert order == sorted(order)
 
 
-def _read_whole(part: Path) -> list[dict[str, Any]]:
+def read_whole(part: Path) -> list[dict[str, Any]]:
+    """Read every byte of a part.
+
+    Raises:
+        AssertionError: it is not whole.
+    """
     try:
         with pq.ParquetFile(part, page_checksum_verification=True) as file:
             rows: list[dict[str, Any]] = file.read().to_pylist()

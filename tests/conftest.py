@@ -85,7 +85,7 @@ def fork_server() -> None:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[Any]:
     """An S3 API on loopback; see ``s3``."""
-    from tests.s3_server import serve_s3
+    from s3_loopback import serve_s3
 
     with serve_s3() as server:
         yield server
@@ -94,7 +94,7 @@ def s3_server() -> Iterator[Any]:
 @pytest.fixture
 def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The server with an empty bucket, and the credentials for it in the environment."""
-    from tests.s3_server import ENVIRONMENT
+    from s3_loopback import ENVIRONMENT
 
     s3_server.clear()
     for name, value in ENVIRONMENT.items():

@@ -23,7 +23,7 @@ ALLOWED = {
     "runtime": SLAB | {"kernels", "engine.step"},
     "job": SLAB | {"config", "data", "prompts", "report", "engine", "runtime", "structured"},
     "run": SLAB | {"config", "data", "prompts", "report", "runtime", "job"},
-    "cli": SLAB | {"config", "report", "run"},
+    "cli": SLAB | {"config", "data.loose", "report", "run"},
     "api": SLAB | {"cli", "config", "data", "prompts", "engine", "runtime", "job", "structured"},
     "__main__": {"cli"},
 }

@@ -4,7 +4,7 @@ import functools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 
 from batchgen import __version__
 from batchgen.cli.compose import compose
@@ -17,6 +17,7 @@ from batchgen.cli.settle import Settled, settle
 from batchgen.cli.sweep import compare_sweep
 from batchgen.config import LogFormat, Mode
 from batchgen.errors import BatchgenError, ExitCode, UsageError
+from batchgen.s3_uri import S3Uri, is_s3
 
 # From best to worst: a sweep ends with the worst code of its jobs.
 _SEVERITY = (
@@ -89,11 +90,10 @@ def _settle_all(composed: Sequence[dict[str, object]]) -> list[Settled]:
 
 
 def _refuse_shared_outputs(settled: Sequence[Settled]) -> None:
-    users: dict[Path, list[int]] = defaultdict(list)
+    users: dict[PurePath, list[int]] = defaultdict(list)
     for number, job in enumerate(settled):
         if job.config.mode in (Mode.run, Mode.plan):
-            # Two names may lead to one place.
-            users[Path(job.config.output.dir).resolve()].append(number)
+            users[_place(job.config.output.dir)].append(number)
     # Whoever reads a directory reads what lies below it as well.
     shared = {
         place: [each for below, who in users.items() if below.is_relative_to(place) for each in who]
@@ -109,6 +109,14 @@ def _refuse_shared_outputs(settled: Sequence[Settled]) -> None:
         + "\nPut what is swept into it, as in 'output.dir=out/${pool.block_size}', or the job's "
         "number: 'output.dir=out/${hydra:job.num}'."
     )
+
+
+def _place(output: str) -> PurePath:
+    """Give what tells one output from another: two names may lead to one place."""
+    if not is_s3(output):
+        return Path(output).resolve()
+    uri = S3Uri.parse("output.dir", output)
+    return PurePosixPath(f"{uri.option('endpoint_override') or 's3:'}//{uri.bucket}", uri.key)
 
 
 def _run_all(settled: Sequence[Settled], jobs: Sequence[Path], outer: Console) -> ExitCode:

@@ -7,7 +7,7 @@ import glob
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 
 from jinja2 import TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
@@ -29,7 +29,7 @@ from batchgen.config import (
     UnicodeForm,
 )
 from batchgen.errors import UsageError
-from batchgen.s3_uri import is_s3
+from batchgen.s3_uri import S3Uri, is_s3
 
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
@@ -260,7 +260,7 @@ def _output(config: Config) -> Iterator[str]:
     output, source = config.output.dir, config.input.path
     if config.mode is Mode.preview or not output:
         return
-    if Path(output).exists() and not Path(output).is_dir():
+    if not is_s3(output) and Path(output).exists() and not Path(output).is_dir():
         yield f"output.dir={output} is a file. Name a directory."
     if _reads(source, output):
         yield (
@@ -271,8 +271,8 @@ def _output(config: Config) -> Iterator[str]:
 
 def _reads(source: str, output: str) -> bool:
     """Whether the input takes in files of the output directory, or lies in it."""
-    if is_s3(source):
-        return False
+    if is_s3(source) or is_s3(output):
+        return is_s3(source) and is_s3(output) and _reads_objects(source, output)
     target = Path(output).resolve()
     if Path(source).exists():
         found = Path(source).resolve()
@@ -282,7 +282,20 @@ def _reads(source: str, output: str) -> bool:
     return Path(output, "part-00000.parquet").match(source)
 
 
-def _is_read(folder: Path, root: Path) -> bool:
+def _reads_objects(source: str, output: str) -> bool:
+    """Whether the same holds in a bucket, judged by names alone."""
+    uris = S3Uri.parse("input.path", source), S3Uri.parse("output.dir", output)
+    if uris[0].bucket != uris[1].bucket or uris[0].options != uris[1].options:
+        return False
+    found, target = (PurePosixPath("/", uri.key) for uri in uris)
+    if "**" in found.parts:
+        return _is_read(target, PurePosixPath(str(found).split("**", 1)[0]))
+    if glob.has_magic(uris[0].key):
+        return (target / "part-00000.parquet").match(str(found))
+    return found.is_relative_to(target) or _is_read(target, found)
+
+
+def _is_read(folder: PurePath, root: PurePath) -> bool:
     """Whether a reader that goes down from ``root`` comes through ``folder``."""
     if not folder.is_relative_to(root):
         return False

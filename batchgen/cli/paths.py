@@ -17,7 +17,7 @@ def resolve_paths(config: Config) -> Config:
     """Give the configuration with absolute paths; hub names stay as they are.
 
     Raises:
-        UsageError: a path is a URI, or names no model.
+        UsageError: a path is an address that cannot be used, or names no model.
     """
     model, prompt, sampling = config.model, config.prompt, config.sampling
     structured = config.structured
@@ -56,7 +56,7 @@ def resolve_output(config: Config) -> Config:
     """Give the configuration with only ``output.dir`` made absolute.
 
     Raises:
-        UsageError: it is a URI.
+        UsageError: it is an address that cannot be written to.
     """
     return replace(config, output=replace(config.output, dir=_output(config.output.dir)))
 
@@ -103,8 +103,17 @@ def _input(path: str) -> str:
 
 
 def _output(path: str) -> str:
+    if is_s3(path):
+        return _output_address(path)
     _refuse_uri("output.dir", path)
     return absolute(path) if path else path
+
+
+def _output_address(path: str) -> str:
+    uri = S3Uri.parse("output.dir", path)
+    if not uri.key or glob.has_magic(uri.key):
+        raise UsageError(f"output.dir={uri} must name a prefix in the bucket, without wildcards.")
+    return str(uri)
 
 
 def _file(path: str | None) -> str | None:
@@ -117,5 +126,5 @@ def _refuse_uri(key: str, path: str) -> None:
         # What follows may hold a password, so it is not repeated.
         raise UsageError(
             f"{key}={scheme}://... is a URI of a kind that cannot be used. Name a local path"
-            f"{' or s3://BUCKET/PREFIX' if key == 'input.path' else ''}."
+            " or s3://BUCKET/PREFIX."
         )

@@ -5,13 +5,13 @@ The figures are those that each job left in its own output directory.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 from batchgen.cli.settle import Settled, default_text
 from batchgen.config import Mode
+from batchgen.data.loose import LooseFile
 from batchgen.errors import ExitCode
 from batchgen.report.plan_shapes import Sheet
 
@@ -109,11 +109,15 @@ def compare_sweep(settled: Sequence[Settled], codes: Sequence[ExitCode]) -> str 
     if all(job.figures is None for job in jobs):
         return table
     place = _place([job.config.output.dir for job in settled])
+    if place is None:
+        return f"{table}\nthe jobs' output.dirs lie apart, so the comparison is not kept"
+    content, picture = place.with_end(".json"), place.with_end(".svg")
     try:
-        _write(place, jobs, measures)
+        content.write(_content(jobs, measures))
+        picture.write(_picture(jobs, measures))
     except OSError as error:
-        return f"{table}\nthe comparison could not be kept at {place}.json: {error}"
-    return f"{table}\ncomparison kept in {place}.json, drawn in {place}.svg"
+        return f"{table}\nthe comparison could not be kept at {content}: {error}"
+    return f"{table}\ncomparison kept in {content}, drawn in {picture}"
 
 
 def _swept_jobs(settled: Sequence[Settled], codes: Sequence[ExitCode], name: str) -> list[SweptJob]:
@@ -125,15 +129,15 @@ def _swept_jobs(settled: Sequence[Settled], codes: Sequence[ExitCode], name: str
         code = codes[number] if number < len(codes) else None
         figures = None
         if code in _WITH_FIGURES:
-            figures = _read(Path(job.config.output.dir) / name)
+            figures = _read(LooseFile.below(job.config.output.dir, name))
         own = {name: values[name] if name in values else default_text(name) for name in swept}
         jobs.append(SweptJob(number, own, code, figures))
     return jobs
 
 
-def _read(path: Path) -> Figures | None:
+def _read(file: LooseFile) -> Figures | None:
     try:
-        figures: Figures = json.loads(path.read_text(encoding="utf-8"))
+        figures: Figures = json.loads(file.read())
     except (OSError, ValueError):
         return None
     return figures
@@ -162,7 +166,7 @@ def _value(job: SweptJob, measure: _Measure) -> float | None:
     return None if job.figures is None else measure.take(job.figures)
 
 
-def _write(place: Path, jobs: Sequence[SweptJob], measures: Sequence[_Measure]) -> None:
+def _content(jobs: Sequence[SweptJob], measures: Sequence[_Measure]) -> str:
     content = [
         {
             "job": job.number,
@@ -172,10 +176,7 @@ def _write(place: Path, jobs: Sequence[SweptJob], measures: Sequence[_Measure]) 
         }
         for job in jobs
     ]
-    place.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=2, ensure_ascii=False)
-    place.with_name(f"{place.name}.json").write_text(text + "\n", encoding="utf-8")
-    place.with_name(f"{place.name}.svg").write_text(_picture(jobs, measures), encoding="utf-8")
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _picture(jobs: Sequence[SweptJob], measures: Sequence[_Measure]) -> str:
@@ -199,12 +200,20 @@ def _picture(jobs: Sequence[SweptJob], measures: Sequence[_Measure]) -> str:
     return sheet.svg(f"{len(jobs)} jobs compared over {swept}")
 
 
-def _place(folders: Sequence[str]) -> Path:
-    """Name the files after what the output directories' names begin with, beside them."""
-    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*folders, strict=False))
-    parent, _, name = "".join(letters[0] for letters in alike).rpartition("/")
+def _place(folders: Sequence[str]) -> LooseFile | None:
+    """Name the files after what the output directories' names begin with, beside them.
+
+    None where they do not lie on one disk or in one bucket.
+    """
+    files = [LooseFile.of(folder) for folder in folders]
+    if len({file.store for file in files}) > 1:
+        return None
+    paths = [file.path for file in files]
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*paths, strict=False))
+    parent, slash, name = "".join(letters[0] for letters in alike).rpartition("/")
     name = name.rstrip("-_.= ")
-    return Path(parent) / ("sweep" if not name or name == "sweep" else f"{name}-sweep")
+    name = "sweep" if not name or name == "sweep" else f"{name}-sweep"
+    return replace(files[0], path=f"{parent}{slash}{name}")
 
 
 def _mib(count: int | None) -> float | None:

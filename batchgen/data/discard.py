@@ -1,18 +1,19 @@
 """Taking rows out of finished parts, so that they are run again."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchgen.data.files import OutputError
-from batchgen.data.parts import list_parts, next_part_number, part_name, read_part, write_part
+from batchgen.data.parts import list_parts, next_part_number, read_part, write_part
 from batchgen.data.replace import replace_parts, staging_directory
+from batchgen.data.stores.names import part_name
+from batchgen.data.stores.store import Place, store_of
 
 
-def discard_rows(directory: Path, is_unwanted: Callable[[pa.Table], Any]) -> int:
+def discard_rows(directory: Place, is_unwanted: Callable[[pa.Table], Any]) -> int:
     """Rewrite the parts that hold unwanted rows without them; the rows vanish all at once.
 
     Args:
@@ -26,7 +27,7 @@ def discard_rows(directory: Path, is_unwanted: Callable[[pa.Table], Any]) -> int
         OutputError: the new parts could not be written; the old ones are untouched.
         DamagedPartError: a part cannot be read; nothing has changed.
     """
-    affected: list[Path] = []
+    affected: list[Place] = []
     removed = 0
     number = next_part_number(directory)
     try:
@@ -41,7 +42,7 @@ def discard_rows(directory: Path, is_unwanted: Callable[[pa.Table], Any]) -> int
             if len(kept):
                 write_part(staged / part_name(number + len(affected) - 1), kept)
         if not affected:
-            staged.rmdir()
+            store_of(staged).remove(staged)
     except OSError as error:
         raise OutputError.at(directory, error) from error
     if affected:

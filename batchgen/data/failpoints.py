@@ -3,7 +3,8 @@
 Nothing happens unless ``BATCHGEN_FAILPOINT`` is set, to ``NAME:FAULT`` or to
 ``NAME:FAULT:N`` for the N-th time that the point is reached; ``*`` is any point. A file that
 is written durably has five points, ``begin``, ``written``, ``synced``, ``renamed`` and
-``durable``, behind the name of what it is, as in ``part.renamed``.
+``durable``, behind the name of what it is, as in ``part.renamed``; an object has four,
+``begin``, ``written``, ``uploaded`` and ``durable``.
 
 The faults, each of which happens once:
 

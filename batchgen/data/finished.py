@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 
 from batchgen.data.ids import Keys, id_keys
 from batchgen.data.parts import DamagedPartError, read_part
+from batchgen.data.stores.store import Place
 from batchgen.errors import UsageError
 
 
@@ -40,7 +40,7 @@ class FinishedRows:
     errors_by_type: dict[str, int]
 
     @classmethod
-    def read(cls, parts: Sequence[Path], id_type: pa.DataType) -> Self:
+    def read(cls, parts: Sequence[Place], id_type: pa.DataType) -> Self:
         """Read the parts of an output directory.
 
         Args:
@@ -64,7 +64,7 @@ class FinishedRows:
         return finished
 
     def _refuse_repeats(
-        self, order: npt.NDArray[np.int64], parts: Sequence[Path], sizes: Sequence[int]
+        self, order: npt.NDArray[np.int64], parts: Sequence[Place], sizes: Sequence[int]
     ) -> None:
         """Refuse a sample that stands twice; ``order`` maps our rows to those of the parts."""
         same_id = self.keys[1:] == self.keys[:-1]
@@ -139,7 +139,7 @@ class _PartState:
     errors_by_type: Counter[str]
 
     @classmethod
-    def read(cls, path: Path, id_type: pa.DataType) -> Self:
+    def read(cls, path: Place, id_type: pa.DataType) -> Self:
         columns = ["id", "row_index", "sample_index", "status", "error_type"]
         table = read_part(path, columns)
         absent = [name for name in columns if name not in table.column_names]

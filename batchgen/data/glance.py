@@ -1,18 +1,18 @@
 """An output directory as it stands, looked at without changing anything in it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from batchgen.data.files import OutputError
 from batchgen.data.finished import FinishedRows
-from batchgen.data.lock import Owner, is_held
+from batchgen.data.lock import Owner
 from batchgen.data.manifest import read_manifest
-from batchgen.data.output_dir import LOCK, MANIFEST, SUCCESS
+from batchgen.data.output_dir import LOCK, MANIFEST, METRICS, SUCCESS
 from batchgen.data.parts import DamagedPartError, check_part, part_schema
 from batchgen.data.replace import Replacement, settled_parts
+from batchgen.data.stores.store import Place, store_of
 
 # A live run may replace the parts while they are looked at.
 _ATTEMPTS = 20
@@ -36,7 +36,7 @@ class Glance:
         sample: the last line of ``_metrics.jsonl``, where there is one.
     """
 
-    path: Path
+    path: Place
     manifest: Mapping[str, Any] | None
     finished: FinishedRows | None
     num_parts: int
@@ -48,7 +48,7 @@ class Glance:
     sample: Mapping[str, Any] | None
 
     @classmethod
-    def take(cls, path: Path, *, verify: bool = False) -> Self:
+    def take(cls, path: Place, *, verify: bool = False) -> Self:
         """Look at a directory, which a live run may be changing.
 
         Args:
@@ -69,7 +69,9 @@ class Glance:
         raise OutputError(f"output.dir: {path} keeps changing while it is looked at; try again")
 
     @classmethod
-    def _take(cls, path: Path, verify: bool) -> Self:
+    def _take(cls, path: Place, verify: bool) -> Self:
+        store = store_of(path)
+        is_locked, owner = store.holder(path / LOCK)
         finished, num_parts, damaged = _read_parts(path, verify)
         return cls(
             path=path,
@@ -78,14 +80,14 @@ class Glance:
             num_parts=num_parts,
             damaged=damaged,
             is_replacing=Replacement.read(path) is not None,
-            is_complete=(path / SUCCESS).exists(),
-            is_held=is_held(path / LOCK),
-            owner=Owner.read(path / LOCK),
-            sample=_last_sample(path / "_metrics.jsonl"),
+            is_complete=store.exists(path / SUCCESS),
+            is_held=is_locked,
+            owner=owner,
+            sample=_last_sample(path),
         )
 
 
-def _read_parts(path: Path, verify: bool) -> tuple[FinishedRows | None, int, tuple[str, ...]]:
+def _read_parts(path: Place, verify: bool) -> tuple[FinishedRows | None, int, tuple[str, ...]]:
     """Read all parts that are whole; give their rows, their number, and the others' names."""
     parts = settled_parts(path)
     damaged: list[str] = []
@@ -105,13 +107,19 @@ def _read_parts(path: Path, verify: bool) -> tuple[FinishedRows | None, int, tup
     return None, 0, tuple(damaged)
 
 
-def _last_sample(path: Path) -> Mapping[str, Any] | None:
-    """Read the last whole line of a file of JSON lines."""
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        lines = file.read().split(b"\n")
+def _last_sample(path: Place) -> Mapping[str, Any] | None:
+    """Read the last whole line of the figures, those of a run on this machine first."""
+    for place in (store_of(path).scratch(path) / METRICS, path / METRICS):
+        try:
+            with store_of(place).open(place) as file:
+                file.seek(max(0, file.size() - _TAIL_BYTES))
+                return _last_line(file.read().split(b"\n"))
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def _last_line(lines: Sequence[bytes]) -> Mapping[str, Any] | None:
     for line in reversed(lines[:-1]):
         try:
             return dict(json.loads(line))

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 from batchgen.data.files import write_json_durably
+from batchgen.data.stores.store import Place, store_of
 from batchgen.errors import UsageError
 
 SCHEMA_VERSION = 1
@@ -51,7 +51,7 @@ def compare(old: Fingerprint, new: Fingerprint) -> list[Difference]:
     return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
 
 
-def refuse_mismatch(directory: Path, differences: Sequence[Difference]) -> None:
+def refuse_mismatch(directory: Place, differences: Sequence[Difference]) -> None:
     """Refuse to add to an output that was made of something else.
 
     Raises:
@@ -75,7 +75,7 @@ def describe(differences: Sequence[Difference]) -> list[str]:
     return lines
 
 
-def write_manifest(path: Path, fingerprint: Fingerprint, details: Mapping[str, Any]) -> None:
+def write_manifest(path: Place, fingerprint: Fingerprint, details: Mapping[str, Any]) -> None:
     """Write the manifest of a new run.
 
     Args:
@@ -97,17 +97,17 @@ def write_manifest(path: Path, fingerprint: Fingerprint, details: Mapping[str, A
     )
 
 
-def read_manifest(path: Path) -> Mapping[str, Any] | None:
+def read_manifest(path: Place) -> Mapping[str, Any] | None:
     """Give a manifest's content, or None where there is no manifest.
 
     Raises:
         UsageError: the manifest is damaged, or of a version this program does not know.
     """
-    if not path.exists():
-        return None
     try:
-        content = dict(json.loads(path.read_text(encoding="utf-8")))
+        content = dict(json.loads(store_of(path).read(path)))
         version, _ = content["schema_version"], dict(content["fingerprint"])
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"output.dir: {path} cannot be read ({error!r}); choose another output.dir, or set "
@@ -121,7 +121,7 @@ def read_manifest(path: Path) -> Mapping[str, Any] | None:
     return content
 
 
-def read_fingerprint(path: Path) -> Fingerprint | None:
+def read_fingerprint(path: Place) -> Fingerprint | None:
     """Give the fingerprint stored in a manifest, or None where there is no manifest.
 
     Raises:

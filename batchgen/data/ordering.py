@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from batchgen.data import failpoints
 from batchgen.data.files import OutputError
-from batchgen.data.parts import list_parts, part_name, read_part, write_part
+from batchgen.data.parts import list_parts, read_part, write_part
 from batchgen.data.replace import replace_parts, staging_directory
+from batchgen.data.stores.names import part_name
+from batchgen.data.stores.store import Place, store_of
 from batchgen.data.writer import PartLimits
 
 _KEYS = ["row_index", "sample_index"]
@@ -25,7 +27,7 @@ _KEYS = ["row_index", "sample_index"]
 _MAX_BUCKETS = 512
 
 
-def sort_parts(directory: Path, limits: PartLimits, bucket_bytes: int = 256 << 20) -> bool:
+def sort_parts(directory: Place, limits: PartLimits, bucket_bytes: int = 256 << 20) -> bool:
     """Sort the rows of all parts by (row_index, sample_index).
 
     Memory is about two buckets (one and its sorted copy), one part being dealt out, and
@@ -57,7 +59,7 @@ def sort_parts(directory: Path, limits: PartLimits, bucket_bytes: int = 256 << 2
     return True
 
 
-def _is_sorted(parts: Sequence[Path]) -> bool:
+def _is_sorted(parts: Sequence[Place]) -> bool:
     """Whether reading the parts by number gives the rows in input order."""
     last = (-1, -1)
     for path in parts:
@@ -73,15 +75,16 @@ def _is_sorted(parts: Sequence[Path]) -> bool:
 
 
 def _write_sorted(
-    parts: Sequence[Path], staged: Path, limits: PartLimits, bucket_bytes: int
+    parts: Sequence[Place], staged: Place, limits: PartLimits, bucket_bytes: int
 ) -> None:
     total_bytes = sum(read_part(path).nbytes for path in parts)
     rows = np.sort(np.concatenate([_row_index(path) for path in parts]))
     # Names must sort as numbers do, or readers would see another order than ours.
     most_parts = 2 * (len(rows) // limits.rows + total_bytes // limits.size_bytes + 1)
     width = max(5, len(str(most_parts)))
-    bucket_directory = staged / "buckets"
-    bucket_directory.mkdir()
+    bucket_directory = store_of(staged).scratch(staged) / "buckets"
+    shutil.rmtree(bucket_directory, ignore_errors=True)
+    bucket_directory.mkdir(parents=True)
     buckets = _deal(parts, _bucket_bounds(rows, total_bytes, bucket_bytes), bucket_directory)
     failpoints.reached("sort.dealt")
     for number, table in enumerate(_full_parts(map(_read_sorted, buckets), limits)):
@@ -90,7 +93,7 @@ def _write_sorted(
     failpoints.reached("sort.staged")
 
 
-def _row_index(path: Path) -> npt.NDArray[np.int64]:
+def _row_index(path: Place) -> npt.NDArray[np.int64]:
     return np.asarray(read_part(path, ["row_index"]).column(0).to_numpy(), np.int64)
 
 
@@ -102,7 +105,7 @@ def _bucket_bounds(
     return np.unique(rows[[len(rows) * i // count for i in range(1, count)]])
 
 
-def _deal(parts: Sequence[Path], bounds: npt.NDArray[np.int64], directory: Path) -> list[Path]:
+def _deal(parts: Sequence[Place], bounds: npt.NDArray[np.int64], directory: Path) -> list[Path]:
     """Deal the rows of all parts into one Arrow file for each bucket, in order of position."""
     paths = [directory / f"{bucket:04d}.arrow" for bucket in range(len(bounds) + 1)]
     with ExitStack() as stack:

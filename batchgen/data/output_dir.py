@@ -1,8 +1,8 @@
 """The output directory from the first look at it to ``_SUCCESS``."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -16,14 +16,11 @@ from batchgen.data.discard import discard_rows
 from batchgen.data.failed_rows import write_failed_rows
 from batchgen.data.files import (
     OutputError,
-    fsync_directory,
-    make_directory_durably,
     remove_durably,
     write_json_durably,
     write_text_durably,
 )
 from batchgen.data.finished import FinishedRows
-from batchgen.data.lock import DirectoryLock
 from batchgen.data.manifest import (
     Fingerprint,
     compare,
@@ -32,24 +29,20 @@ from batchgen.data.manifest import (
     write_manifest,
 )
 from batchgen.data.ordering import sort_parts
-from batchgen.data.parts import (
-    DamagedPartError,
-    check_part,
-    list_parts,
-    part_name,
-    part_number,
-    write_part,
-)
-from batchgen.data.recovery import QUARANTINE, recover, remove, set_aside
+from batchgen.data.parts import DamagedPartError, check_part, list_parts, write_part
+from batchgen.data.recovery import QUARANTINE, recover, set_aside, sweep_strays
 from batchgen.data.replace import RECORD_NAME, STAGED_NAME
 from batchgen.data.rewrite import rewrite_parts
 from batchgen.data.source import InputSource
+from batchgen.data.stores.names import part_name, part_number
+from batchgen.data.stores.store import Place, place_of, store_of
 from batchgen.data.writer import PartLimits
 from batchgen.errors import UsageError
 
 Resume = Literal["if_possible", "never", "always"]
 
 MANIFEST, SUCCESS, LOCK, ERRORS = "_manifest.json", "_SUCCESS", "_lock", "_errors"
+SUMMARY, METRICS = "_summary.json", "_metrics.jsonl"
 # What a run leaves, in the order in which it is thrown away, also where a folder has its
 # name: the manifest goes last, so that a half-cleared directory is still known as ours.
 _RESULT_NAMES = (
@@ -58,8 +51,8 @@ _RESULT_NAMES = (
     "_plan.svg",
     RECORD_NAME,
     STAGED_NAME,
-    "_summary.json",
-    "_metrics.jsonl",
+    SUMMARY,
+    METRICS,
     "_report.html",
     ERRORS,
     QUARANTINE,
@@ -75,15 +68,16 @@ class OutputDir:
     temporaries are removed, parts without a footer are moved to ``_quarantine``.
 
     Args:
-        path: ``output.dir``.
+        path: ``output.dir``, on a local file system or as ``s3://bucket/...``.
         overwrite: ``output.overwrite``: :meth:`begin` throws away the results that are
             there. Files that are not ours are never removed.
     """
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
-        self.path = Path(path)
+        self.path: Place = place_of("output.dir", str(path))
         self._overwrite = overwrite
-        self._lock = DirectoryLock(self.path / LOCK)
+        self._store = store_of(self.path)
+        self._lock = self._store.lock(self.path / LOCK)
 
     def __enter__(self) -> Self:
         """Open the directory.
@@ -93,11 +87,10 @@ class OutputDir:
             OutputError: what a killed run left cannot be put right.
         """
         try:
-            make_directory_durably(self.path)
+            self._store.make_directory(self.path)
             self._refuse_foreign()
-            if self._overwrite and (self.path / LOCK).is_dir():
-                # No lock of ours is a folder.
-                remove(self.path / LOCK)
+            if self._overwrite:
+                self._store.make_way(self.path / LOCK)
             self._lock.acquire()
         except OSError as error:
             raise UsageError(f"output.dir={self.path} cannot be used: {error}") from error
@@ -115,7 +108,7 @@ class OutputDir:
             if not self._overwrite:
                 raise
             # A replacement that cannot be carried out is thrown away with the rest.
-            remove(self.path / RECORD_NAME)
+            self._store.remove(self.path / RECORD_NAME)
             recover(self.path)
 
     def __exit__(
@@ -127,14 +120,32 @@ class OutputDir:
         self._lock.release()
 
     @property
-    def parts(self) -> list[Path]:
+    def parts(self) -> list[Place]:
         """The finished parts by number."""
         return list_parts(self.path)
 
     @property
     def is_complete(self) -> bool:
         """Whether the run here ended with every row done."""
-        return (self.path / SUCCESS).exists()
+        return self._store.exists(self.path / SUCCESS)
+
+    @property
+    def scratch(self) -> Path:
+        """The local directory for what only runs on this machine read."""
+        return self._store.scratch(self.path)
+
+    def read(self, name: str) -> bytes:
+        """Read a file of the directory.
+
+        Raises:
+            FileNotFoundError: there is none.
+            OSError: it cannot be read.
+        """
+        return self._store.read(self.path / name)
+
+    def appended(self, name: str) -> AbstractContextManager[Path]:
+        """Yield a local file to append to; in the end it stands in the directory."""
+        return self._store.appended(self.path / name)
 
     def begin(
         self, fingerprint: Fingerprint, *, resume: Resume, details: Mapping[str, Any]
@@ -179,7 +190,7 @@ class OutputDir:
 
     def begin_work(self) -> None:
         """Take back ``_SUCCESS`` before rows are added or removed."""
-        remove_durably(self.path / SUCCESS)
+        remove_durably(self.path, SUCCESS)
 
     def finished_rows(self, id_type: pa.DataType, *, verify: bool = False) -> FinishedRows:
         """Read which rows are done; a part that turns out to be damaged is set aside.
@@ -199,7 +210,7 @@ class OutputDir:
                 try:
                     return FinishedRows.read(self.parts, id_type)
                 except DamagedPartError as damage:
-                    set_aside(damage)
+                    set_aside(self.path, damage)
         except OSError as error:
             raise OutputError.at(self.path, error) from error
 
@@ -208,7 +219,7 @@ class OutputDir:
             try:
                 check_part(part)
             except DamagedPartError as damage:
-                set_aside(damage)
+                set_aside(self.path, damage)
 
     def discard_errors(self) -> int:
         """Remove the output rows of failed input rows, so that they are run again.
@@ -292,28 +303,37 @@ class OutputDir:
         Raises:
             OutputError: it could not be written.
         """
+        try:
+            sweep_strays(self.path)
+        except OSError as error:
+            raise OutputError.at(self.path, error) from error
         write_text_durably(self.path / SUCCESS, "")
+        self._store.drop_scratch(self.path)
 
     def _refuse_foreign(self) -> None:
         """Refuse a directory whose readers would see, or whose owner keeps, other things.
 
         Names beginning with ``_`` or ``.`` are no reader's business and never foreign.
         """
-        visible = [entry for entry in self.path.iterdir() if not entry.name.startswith(("_", "."))]
-        foreign = sorted(entry for entry in visible if part_number(entry.name) is None)
-        mixing = [entry for entry in foreign if entry.is_dir() or entry.suffix == ".parquet"]
+        there = sorted(self._store.entries(self.path), key=lambda entry: str(entry.name))
+        visible = [entry for entry in there if not entry.name.startswith(("_", "."))]
+        foreign = [entry for entry in visible if part_number(entry.name) is None]
+        mixing = [entry for entry in foreign if self._is_read_as_data(entry)]
         if mixing:
             raise UsageError(
                 f"output.dir={self.path} holds {_names(mixing)}, which would be read together "
                 "with the output; choose another output.dir"
             )
-        is_ours = (self.path / MANIFEST).exists() or self._overwrite
+        is_ours = self._overwrite or self._store.exists(self.path / MANIFEST)
         if visible and not is_ours:
             raise UsageError(
                 f"output.dir={self.path} is not empty and not an output of batchgen (it holds "
                 f"{_names(visible)} and no {MANIFEST}); choose another output.dir, or set "
                 "output.overwrite=true to write there all the same"
             )
+
+    def _is_read_as_data(self, entry: Place) -> bool:
+        return PurePosixPath(entry.name).suffix == ".parquet" or self._store.is_directory(entry)
 
     def _clear(self) -> None:
         try:
@@ -322,10 +342,10 @@ class OutputDir:
                 *self.parts,
                 *(self.path / name for name in _RESULT_NAMES),
             ):
-                remove(path)
+                self._store.remove(path)
                 failpoints.reached("clear.removed")
             # A power cut must not bring old parts back beside a new manifest.
-            fsync_directory(self.path)
+            self._store.sync(self.path)
         except OSError as error:
             raise OutputError.at(self.path, error) from error
 
@@ -335,10 +355,10 @@ class OutputDir:
         try:
             yield
         except DamagedPartError as damage:
-            set_aside(damage)
+            set_aside(self.path, damage)
             raise OutputError(f"{damage}; the same command runs its rows again") from damage
 
 
-def _names(entries: Sequence[Path]) -> str:
+def _names(entries: Sequence[Place]) -> str:
     shown = ", ".join(entry.name for entry in entries[:3])
     return f"{shown} and {len(entries) - 3} more" if len(entries) > 3 else shown

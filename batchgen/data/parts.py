@@ -1,50 +1,37 @@
 """Part files: ``part-00042-9f3a1c07.parquet``, each complete from the moment it has its name."""
 
-import re
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.data.files import OutputError, durable_file
-
-_PART = re.compile(r"part-(\d{5,})-[0-9a-f]{8}\.parquet")
-
-
-def part_name(number: int, width: int = 5) -> str:
-    """Make a new name for a part; the random end keeps two processes from one name."""
-    return f"part-{number:0{width}d}-{uuid.uuid4().hex[:8]}.parquet"
+from batchgen.data.stores.names import part_number
+from batchgen.data.stores.store import Place, parquet_file, store_of
 
 
-def part_number(name: str) -> int | None:
-    """Give a part's number, or None where the name is not a part's."""
-    match = _PART.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def list_parts(directory: Path) -> list[Path]:
+def list_parts(directory: Place) -> list[Place]:
     """Give the parts of a directory by number."""
-    found = [(part_number(entry.name), entry) for entry in directory.iterdir()]
-    return [path for number, path in sorted((n, p) for n, p in found if n is not None)]
+    found = [(part_number(entry.name), entry) for entry in store_of(directory).entries(directory)]
+    numbered = [(number, entry.name, entry) for number, entry in found if number is not None]
+    return [entry for *_, entry in sorted(numbered, key=lambda item: item[:2])]
 
 
-def next_part_number(directory: Path) -> int:
+def next_part_number(directory: Place) -> int:
     """Give the first number above those of all parts."""
     return max((part_number(path.name) or 0 for path in list_parts(directory)), default=-1) + 1
 
 
-def write_part(path: Path, table: pa.Table) -> int:
-    """Write one part in one row group: temporary name, sync, rename, sync of the directory.
+def write_part(path: Place, table: pa.Table) -> int:
+    """Write one part in one row group; it counts once it is whole and durable.
 
     Args:
         path: where the part shall stand.
         table: its rows; none is fine.
 
     Returns:
-        bytes on disk.
+        its bytes.
 
     Raises:
         OutputError: naming the path; what stands under it is whole, if anything does.
@@ -71,12 +58,12 @@ class DamagedPartError(Exception):
         path: the part.
     """
 
-    def __init__(self, path: Path, reason: Exception) -> None:
+    def __init__(self, path: Place, reason: Exception) -> None:
         super().__init__(f"{path} is damaged ({reason})")
         self.path = path
 
 
-def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+def read_part(path: Place, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a part, or some of its columns, as it stands.
 
     ``pyarrow.parquet.read_table`` would add a column for each ``key=value`` in the path.
@@ -89,7 +76,7 @@ def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         return file.read(columns=columns)
 
 
-def part_schema(path: Path) -> pa.Schema:
+def part_schema(path: Place) -> pa.Schema:
     """Read the schema in a part's footer, without any rows.
 
     Raises:
@@ -100,7 +87,7 @@ def part_schema(path: Path) -> pa.Schema:
         return file.schema_arrow
 
 
-def check_part(path: Path) -> None:
+def check_part(path: Place) -> None:
     """Compare every page of a part with its checksum, a column at a time.
 
     Raises:
@@ -113,9 +100,11 @@ def check_part(path: Path) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+def _opened(path: Place) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        # In as few requests as can be, where each one costs.
+        options = {"page_checksum_verification": True, "pre_buffer": True}
+        with parquet_file(path, **options) as (file, _):
             yield file
     except pa.ArrowException as error:
         raise DamagedPartError(path, error) from error

@@ -1,21 +1,21 @@
 """Putting right what a run left that was killed, or whose disk failed it."""
 
 import logging
-import shutil
-from pathlib import Path
 
 from batchgen.data import failpoints
-from batchgen.data.files import OutputError, fsync_directory, is_temporary
+from batchgen.data.files import OutputError
 from batchgen.data.parts import DamagedPartError, list_parts, part_schema
 from batchgen.data.replace import complete_replacement
+from batchgen.data.stores.names import is_temporary
+from batchgen.data.stores.store import Place, store_of
 
 logger = logging.getLogger(__name__)
 
 QUARANTINE = "_quarantine"
 
 
-def recover(directory: Path) -> None:
-    """Carry out a decided replacement, sweep temporaries, set damaged parts aside.
+def recover(directory: Place) -> None:
+    """Carry out a decided replacement, sweep temporaries, set aside what is no whole part.
 
     Raises:
         OutputError: the disk does not take the changes, or cannot be read.
@@ -23,36 +23,46 @@ def recover(directory: Path) -> None:
     try:
         failpoints.reached("recover.begin")
         complete_replacement(directory)
-        for entry in list(directory.iterdir()):
+        store = store_of(directory)
+        for entry in store.entries(directory):
             if is_temporary(entry.name):
-                remove(entry)
+                store.remove(entry)
+        sweep_strays(directory)
         failpoints.reached("recover.swept")
         for path in list_parts(directory):
             try:
                 part_schema(path)
             except DamagedPartError as damage:
-                set_aside(damage)
-        fsync_directory(directory)
+                set_aside(directory, damage)
+        store.sync(directory)
     except OSError as error:
         raise OutputError.at(directory, error) from error
 
 
-def set_aside(damage: DamagedPartError) -> None:
+def sweep_strays(directory: Place) -> None:
+    """Set parts aside that do not count, out of the sight of other readers.
+
+    Raises:
+        OSError: they could not be moved.
+    """
+    for part in store_of(directory).strays(directory):
+        _quarantine(directory, part)
+        logger.warning("%s does not count; moved it to %s", part, directory / QUARANTINE)
+
+
+def set_aside(directory: Place, damage: DamagedPartError) -> None:
     """Move a damaged part out of the readers' sight; its rows count as not done.
 
     Raises:
         OSError: it could not be moved.
     """
-    directory = damage.path.parent / QUARANTINE
-    directory.mkdir(exist_ok=True)
-    damage.path.rename(directory / damage.path.name)
-    fsync_directory(damage.path.parent)
-    logger.warning("%s; moved it to %s: its rows are run again", damage, directory)
+    _quarantine(directory, damage.path)
+    where = directory / QUARANTINE
+    logger.warning("%s; moved it to %s: its rows are run again", damage, where)
 
 
-def remove(path: Path) -> None:
-    """Remove a file, a link or a whole directory that may not be there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _quarantine(directory: Place, part: Place) -> None:
+    store, where = store_of(directory), directory / QUARANTINE
+    store.make_directory(where)
+    store.move(part, where / part.name)
+    store.sync(directory)

@@ -7,15 +7,15 @@ is ever there twice; and none of them goes unless every new one is there.
 """
 
 import json
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from batchgen.data import failpoints
-from batchgen.data.files import OutputError, fsync_directory, remove_durably, write_json_durably
-from batchgen.data.parts import list_parts, part_number
+from batchgen.data.files import OutputError, remove_durably, write_json_durably
+from batchgen.data.parts import list_parts
+from batchgen.data.stores.names import part_number
+from batchgen.data.stores.store import Place, store_of
 
 RECORD_NAME = "_switch.json"
 STAGED_NAME = "_staged"
@@ -34,7 +34,7 @@ class Replacement:
     add: tuple[str, ...]
 
     @classmethod
-    def read(cls, directory: Path) -> Self | None:
+    def read(cls, directory: Place) -> Self | None:
         """Read the record of a directory; None where nothing was decided.
 
         Raises:
@@ -42,7 +42,7 @@ class Replacement:
         """
         path = directory / RECORD_NAME
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(store_of(path).read(path))
             names = tuple(content["remove"]), tuple(content["add"])
         except FileNotFoundError:
             return None
@@ -52,21 +52,22 @@ class Replacement:
             raise OutputError.at(path, ValueError("it names files that are no parts"))
         return cls(*names)
 
-    def missing(self, directory: Path) -> list[str]:
+    def missing(self, directory: Place) -> list[str]:
         """Name the new parts that are neither staged nor in their place."""
         places = directory, directory / STAGED_NAME
-        return [name for name in self.add if not any((place / name).exists() for place in places)]
+        exists = store_of(directory).exists
+        return [name for name in self.add if not any(exists(place / name) for place in places)]
 
 
-def staging_directory(directory: Path) -> Path:
+def staging_directory(directory: Place) -> Place:
     """Give an empty directory for new parts."""
-    staged = directory / STAGED_NAME
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir()
+    staged, store = directory / STAGED_NAME, store_of(directory)
+    store.remove(staged)
+    store.make_directory(staged)
     return staged
 
 
-def replace_parts(directory: Path, old: Iterable[Path]) -> None:
+def replace_parts(directory: Place, old: Iterable[Place]) -> None:
     """Put the staged parts in the place of old ones.
 
     Raises:
@@ -76,7 +77,7 @@ def replace_parts(directory: Path, old: Iterable[Path]) -> None:
     new = list_parts(directory / STAGED_NAME)
     try:
         # The staged parts must outlive a power cut that the record outlives.
-        fsync_directory(directory)
+        store_of(directory).sync(directory)
     except OSError as error:
         raise OutputError.at(directory, error) from error
     names = {"remove": [path.name for path in old], "add": [path.name for path in new]}
@@ -84,7 +85,7 @@ def replace_parts(directory: Path, old: Iterable[Path]) -> None:
     complete_replacement(directory)
 
 
-def complete_replacement(directory: Path) -> None:
+def complete_replacement(directory: Place) -> None:
     """Carry out a decided replacement; clear away one that was never decided.
 
     Raises:
@@ -95,12 +96,12 @@ def complete_replacement(directory: Path) -> None:
     try:
         if decided is not None:
             _carry_out(directory, decided)
-        shutil.rmtree(directory / STAGED_NAME, ignore_errors=True)
+        store_of(directory).remove(directory / STAGED_NAME)
     except OSError as error:
         raise OutputError.at(directory, error) from error
 
 
-def _carry_out(directory: Path, decided: Replacement) -> None:
+def _carry_out(directory: Place, decided: Replacement) -> None:
     missing = decided.missing(directory)
     if missing:
         raise OutputError(
@@ -108,27 +109,29 @@ def _carry_out(directory: Path, decided: Replacement) -> None:
             f"nowhere; put it back into {STAGED_NAME}, or remove {RECORD_NAME} to keep the old "
             "parts"
         )
+    store = store_of(directory)
     failpoints.reached("replace.begin")
     for name in decided.remove:
-        (directory / name).unlink(missing_ok=True)
+        store.remove(directory / name)
         failpoints.reached("replace.removed")
-    fsync_directory(directory)
+    store.sync(directory)
     for name in decided.add:
         staged = directory / STAGED_NAME / name
-        if staged.exists():
-            staged.rename(directory / name)
+        if store.exists(staged):
+            store.move(staged, directory / name)
             failpoints.reached("replace.moved")
-    fsync_directory(directory)
+    store.sync(directory)
     failpoints.reached("replace.done")
-    remove_durably(directory / RECORD_NAME)
+    remove_durably(directory, RECORD_NAME)
 
 
-def settled_parts(directory: Path) -> list[Path]:
+def settled_parts(directory: Place) -> list[Place]:
     """Give the parts that are there once a decided replacement is carried out; only looks."""
     decided = Replacement.read(directory)
     parts = list_parts(directory)
     if decided is None:
         return parts
-    staged = [directory / STAGED_NAME / name for name in decided.add]
     kept = [path for path in parts if path.name not in decided.remove]
-    return kept + [path for path in staged if path.exists()]
+    moved = {path.name for path in kept}
+    staged = [directory / STAGED_NAME / name for name in decided.add if name not in moved]
+    return kept + [path for path in staged if store_of(path).exists(path)]

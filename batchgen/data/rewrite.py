@@ -1,16 +1,17 @@
 """Changing columns of the finished parts, all of them or none (see ``replace``)."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 
 from batchgen.data.files import OutputError
-from batchgen.data.parts import list_parts, part_name, part_number, read_part, write_part
+from batchgen.data.parts import list_parts, read_part, write_part
 from batchgen.data.replace import replace_parts, staging_directory
+from batchgen.data.stores.names import part_name, part_number
+from batchgen.data.stores.store import Place
 
 
-def rewrite_parts(directory: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+def rewrite_parts(directory: Place, change: Callable[[pa.Table], pa.Table]) -> None:
     """Put a changed part in the place of every part; numbers and rows stay.
 
     Args:

@@ -5,7 +5,6 @@ import queue
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -13,8 +12,10 @@ import pyarrow as pa
 
 from batchgen.data.carry import CarriedRows
 from batchgen.data.files import OutputError
-from batchgen.data.parts import next_part_number, part_name, write_part
+from batchgen.data.parts import next_part_number, write_part
 from batchgen.data.schema import RowResult, to_table
+from batchgen.data.stores.names import part_name
+from batchgen.data.stores.store import Place
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class WriterStats:
     Attributes:
         rows: rows in finished parts.
         parts: finished parts.
-        size_bytes: bytes of finished parts on disk.
+        size_bytes: bytes of finished parts.
         write_s: seconds the writer's thread spent on making and syncing parts.
         last_write_s: of them, those for the last part.
     """
@@ -91,7 +92,7 @@ class PartWriter:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Place,
         schema: pa.Schema,
         *,
         rows_per_part: int | None = None,

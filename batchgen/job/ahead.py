@@ -53,10 +53,10 @@ def show_plan(config: Config, progress: Progress) -> None:
         ledger = plan_ledger(config, layers, dtype) if layers else None
         told = planned.to_json() | outlook(config, inputs, planned, ledger, dtype, others)
         output.write_json("_plan.json", told)
-        picture = output.path / "_plan.svg"
-        picture.write_text(plan_svg(told), encoding="utf-8")
+        output.write_text("_plan.svg", plan_svg(told))
         print(f"{planned.plan.describe()}\n\n{plan_text(told)}\n")
-        print(f"plan written to {output.path / '_plan.json'}, drawn in {picture}")
+        where = output.path
+        print(f"plan written to {where / '_plan.json'}, drawn in {where / '_plan.svg'}")
 
 
 def describe_ledger(ledger: Ledger, planned: JobPlan) -> str:

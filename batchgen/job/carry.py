@@ -42,4 +42,4 @@ def carried_rows(inputs: JobInputs, output: OutputDir) -> Iterator[CarriedRows |
 
 
 def _path(output: OutputDir) -> Path:
-    return output.path / "_plan" / "carried.arrow"
+    return output.scratch / "_plan" / "carried.arrow"

@@ -203,7 +203,7 @@ def _advice(
 
 
 def _write_store(config: Config, inputs: JobInputs, output: OutputDir) -> PromptStore:
-    path = output.path / "_plan" / "prompts.arrow"
+    path = output.scratch / "_plan" / "prompts.arrow"
     prompts = inputs.prompts(config.input)
     try:
         failpoints.reached("prompts.begin")

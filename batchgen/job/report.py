@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from batchgen.config import Config
-from batchgen.data.output_dir import OutputDir
+from batchgen.data.output_dir import METRICS, OutputDir
 from batchgen.job.inputs import JobInputs
 from batchgen.job.planning import JobPlan
-from batchgen.job.totals import OutputTotals, read_places
+from batchgen.job.totals import OutputTotals, RowPlace, read_places
 from batchgen.report.content import Content, FailedRow, Group, SampleRow
 from batchgen.report.page import render
 from batchgen.report.series import Point, last_run
@@ -65,11 +65,11 @@ def write_report(
     """
     prompts = _Prompts(inputs, planned)
     content = Content(
-        title=Path(config.output.dir).name,
+        title=output.path.name,
         summary=summary,
         settings=list(_settings(config, inputs, summary)),
         config=resolved_yaml,
-        points=_curve(output.path / "_metrics.jsonl") if summary["steps"] else (),
+        points=_curve(output.scratch / METRICS) if summary["steps"] else (),
         failed_rows={kind: list(_failed(places)) for kind, places in totals.failed.items()},
         samples=[prompts.sample(row) for row in _finished_rows(totals)],
         groups=list(prompts.groups()),
@@ -141,7 +141,7 @@ def _finished_rows(totals: OutputTotals) -> list[dict[str, Any]]:
     return [row for row in rows if row["status"] == "ok"]
 
 
-def _failed(places: Sequence[tuple[Path, int]]) -> Iterator[FailedRow]:
+def _failed(places: Sequence[RowPlace]) -> Iterator[FailedRow]:
     for row in read_places(places, ("id", "row_index", "error_message")):
         yield FailedRow(str(row["id"]), row["row_index"], _shortened(row["error_message"] or ""))
 

@@ -1,11 +1,11 @@
 """``mode=status``: how far a job is and what the same command would do; changes nothing."""
 
+import json
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from batchgen.config import Config, Resume
 from batchgen.data.finished import FinishedRows
 from batchgen.data.glance import Glance
 from batchgen.data.manifest import compare, describe
+from batchgen.data.output_dir import SUMMARY
 from batchgen.data.reader import check_ids
+from batchgen.data.stores.store import Place, place_of, store_of
 from batchgen.errors import UsageError
 from batchgen.job.identity import fingerprint
 from batchgen.job.inputs import JobInputs
@@ -37,8 +39,12 @@ def describe_output(config: Config) -> str:
             can judge.
         OutputError: it cannot be read.
     """
-    path = Path(config.output.dir)
-    if not path.is_dir():
+    path = place_of("output.dir", config.output.dir)
+    try:
+        is_there = store_of(path).is_directory(path)
+    except OSError as error:
+        raise UsageError(f"output.dir={path} cannot be read: {error}") from error
+    if not is_there:
         raise UsageError(f"output.dir={path} does not exist, so no job has been run there")
     glance = Glance.take(path, verify=config.output.verify)
     if glance.manifest is None:
@@ -76,6 +82,9 @@ class _Count:
             return cls(total, 0, 0, None)
         num_samples: int = made["sampling"]["n"]
         by_plan = _count_by_plan(glance.path, total, finished, num_samples)
+        if by_plan is None and _is_whole(glance.path, finished) and glance.is_complete:
+            # The plan of an output elsewhere goes when all is done.
+            return cls(total, total, 0, finished)
         num_done, num_begun = by_plan or _count_by_job(finished, num_samples)
         return cls(total, num_done, num_begun, finished)
 
@@ -93,6 +102,15 @@ class _Count:
             yield f"begun: {self.begun:,} rows have only some of their samples; made again whole"
 
 
+def _is_whole(path: Place, finished: FinishedRows) -> bool:
+    """Whether as many rows are there as the last run counted."""
+    try:
+        rows = json.loads(store_of(path).read(path / SUMMARY))["rows"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(rows == finished.num_rows)
+
+
 def _count_by_job(finished: FinishedRows, num_samples: int) -> tuple[int, int]:
     """Count the rows that are done and those only begun, were all as the job's parameters say."""
     keys, counts = np.unique(finished.keys, return_counts=True)
@@ -101,11 +119,11 @@ def _count_by_job(finished: FinishedRows, num_samples: int) -> tuple[int, int]:
 
 
 def _count_by_plan(
-    path: Path, total: int, finished: FinishedRows, num_samples: int
+    path: Place, total: int, finished: FinishedRows, num_samples: int
 ) -> tuple[int, int] | None:
     """Count the same by each row's own parameters, where the last plan is still there."""
     try:
-        store = PromptStore(path / "_plan" / "prompts.arrow")
+        store = PromptStore(store_of(path).scratch(path) / "_plan" / "prompts.arrow")
     except UsageError:
         return None
     with store:

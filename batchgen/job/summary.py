@@ -6,14 +6,14 @@ for how many of the rows that is: a run that was killed leaves no figures to add
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from batchgen.config import Config, OutputOrder
 from batchgen.data.finished import FinishedRows
-from batchgen.data.output_dir import OutputDir
+from batchgen.data.output_dir import SUMMARY, OutputDir
+from batchgen.data.stores.store import Place
 from batchgen.engine.counters import SchedulerCounters
 from batchgen.engine.stats import EngineStats
 from batchgen.job.load import LoadedEngine
@@ -50,7 +50,7 @@ def is_finished(output: OutputDir, finished: FinishedRows, order: OutputOrder) -
     if not output.is_complete:
         return False
     try:
-        summary = json.loads((output.path / "_summary.json").read_text(encoding="utf-8"))
+        summary = json.loads(output.read(SUMMARY))
         rows, has_order = summary["rows"], summary["output_order"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -235,7 +235,7 @@ def machine_figures() -> dict[str, Any]:
     return {"versions": versions(), "threads": torch.get_num_threads()}
 
 
-def closing_lines(summary: dict[str, Any], path: Path) -> str:
+def closing_lines(summary: dict[str, Any], path: Place) -> str:
     """Give the last lines of a run.
 
     Args:

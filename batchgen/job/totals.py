@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +11,7 @@ import pyarrow.compute as pc
 
 from batchgen.data.output_dir import OutputDir
 from batchgen.data.parts import read_part
+from batchgen.data.stores.store import Place
 from batchgen.report.lengths import Lengths
 
 _CUTS = ("prompt_tokens_cut", "max_tokens_cut")
@@ -26,8 +26,8 @@ _COLUMNS = (
 # Failed rows of each kind that are shown.
 _EXAMPLES = 3
 
-# A part, and a row in it.
-Place = tuple[Path, int]
+RowPlace = tuple[Place, int]
+"""A part, and a row in it."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class OutputTotals:
         failed: the first failed rows of each kind.
     """
 
-    parts: list[tuple[Path, int]] = field(default_factory=list)
+    parts: list[RowPlace] = field(default_factory=list)
     ok: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     finish_reasons: Counter[str] = field(default_factory=Counter)
@@ -54,7 +54,7 @@ class OutputTotals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     truncation: Counter[str] = field(default_factory=Counter)
-    failed: dict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
+    failed: dict[str, list[RowPlace]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
     def read(cls, output: OutputDir) -> Self:
@@ -85,19 +85,19 @@ class OutputTotals:
             "output_lengths": self.output_lengths.figures(),
         }
 
-    def spread(self, wanted: int) -> list[Place]:
+    def spread(self, wanted: int) -> list[RowPlace]:
         """Give some rows at even distances from each other."""
         count = min(wanted, self.rows)
         return [self._place((2 * n + 1) * self.rows // (2 * count)) for n in range(count)]
 
-    def _place(self, position: int) -> Place:
+    def _place(self, position: int) -> RowPlace:
         for part, rows in self.parts:
             if position < rows:
                 return part, position
             position -= rows
         raise IndexError(position)
 
-    def _add(self, part: Path, table: pa.Table) -> None:
+    def _add(self, part: Place, table: pa.Table) -> None:
         self.parts.append((part, table.num_rows))
         is_ok = pc.equal(table.column("status"), "ok")
         self.ok += pc.sum(is_ok).as_py() or 0
@@ -119,7 +119,7 @@ class OutputTotals:
             self.truncation[f"{name}_rows"] += pc.sum(pc.greater(column, 0)).as_py() or 0
         self._note_failed(part, table.column("error_type"), is_ok)
 
-    def _note_failed(self, part: Path, kinds: pa.ChunkedArray, is_ok: pa.ChunkedArray) -> None:
+    def _note_failed(self, part: Place, kinds: pa.ChunkedArray, is_ok: pa.ChunkedArray) -> None:
         places = np.flatnonzero(~is_ok.to_numpy())
         for kind in pc.unique(kinds.take(places)).to_pylist():
             found = self.failed[kind]
@@ -127,13 +127,13 @@ class OutputTotals:
             found += [(part, row) for row in of_kind[: _EXAMPLES - len(found)].tolist()]
 
 
-def read_places(places: Sequence[Place], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def read_places(places: Sequence[RowPlace], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Read some rows, in the order of ``places``; each part is read once.
 
     Yields:
         The named columns of each row.
     """
-    by_part: dict[Path, list[int]] = defaultdict(list)
+    by_part: dict[Place, list[int]] = defaultdict(list)
     for part, row in places:
         by_part[part].append(row)
     found = {

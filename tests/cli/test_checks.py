@@ -72,7 +72,9 @@ def test_g04_missing_and_empty_values_are_named_all_at_once(empty, refusal):
         ("input.path", "missing.parquet", "does not exist"),
         ("input.path", "gs://bucket/x", "URI"),
         ("input.path", "s3://user:hunter2@bucket/x", "names a user"),
-        ("output.dir", "s3://bucket/x", "URI"),
+        ("output.dir", "gs://bucket/x", "URI"),
+        ("output.dir", "s3://bucket", "must name a prefix"),
+        ("output.dir", "s3://bucket/x?secret_key=hunter2", "only endpoint_override"),
         ("output.dir", "in.parquet", "is a file"),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_status_needs_a_directory_and_takes_a_whole_command_or_none(recorder, 
     assert "input.path" in capsys.readouterr().err
     assert app.main(["mode=status"]) == 2
     assert "output.dir" in capsys.readouterr().err
-    assert app.main(["mode=status", "output.dir=s3://bucket/out"]) == 2
+    assert app.main(["mode=status", "output.dir=gs://bucket/out"]) == 2
     assert len(recorder.configs) == 2
 
 

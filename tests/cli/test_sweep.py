@@ -7,6 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from s3_loopback import S3
 
 from batchgen.cli import app
 from batchgen.errors import ExitCode
@@ -113,4 +114,38 @@ def test_g06_two_names_of_one_place_and_one_place_inside_another_are_refused(
     composed({"output.dir": "out/a"}, {"output.dir": second})
     assert app.main(["-m"]) == ExitCode.USAGE
     assert "jobs 0, 1" in capsys.readouterr().err
+    assert recorder.configs == []
+
+
+def test_jobs_in_a_bucket_are_compared_beside_them(
+    composed: Callable[..., None],
+    recorder: Recorder,
+    caller: Path,
+    s3: S3,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def finish(number: int) -> ExitCode:
+        s3.put(f"o/block-{number}/_summary.json", json.dumps(SUMMARY).encode())
+        return ExitCode.DONE
+
+    recorder.outcome = finish
+    swept = enumerate((8, 32))
+    composed(*({"pool.block_size": k, "output.dir": s3.uri(f"o/block-{n}")} for n, k in swept))
+    assert app.main(["-m"]) == 0
+    address = s3.uri("o/block-sweep.json").replace("/?", "?")
+    assert f"comparison kept in {address}" in capsys.readouterr().out
+    assert [each["rows"] for each in json.loads(s3.get("o/block-sweep.json"))] == [1234, 1234]
+    assert s3.get("o/block-sweep.svg").startswith(b"<svg")
+
+
+def test_jobs_of_one_place_in_a_bucket_are_refused(
+    composed: Callable[..., None],
+    recorder: Recorder,
+    caller: Path,
+    s3: S3,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    composed({"output.dir": s3.uri("o")}, {"output.dir": s3.uri("o/below")})
+    assert app.main(["-m"]) == ExitCode.USAGE
+    assert "would write to the same output.dir" in capsys.readouterr().err
     assert recorder.configs == []

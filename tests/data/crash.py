@@ -11,6 +11,7 @@ import pytest
 from batchgen.data import failpoints
 from batchgen.data.output_dir import OutputDir
 from batchgen.data.schema import RowResult, output_schema
+from batchgen.data.stores.store import Place
 from batchgen.data.writer import PartWriter
 
 INT = pa.int64()
@@ -26,7 +27,7 @@ def failed(number: int) -> RowResult:
 
 
 def write(
-    directory: Path, *rows: RowResult, rows_per_part: int = 2, kind: pa.DataType = INT
+    directory: Place, *rows: RowResult, rows_per_part: int = 2, kind: pa.DataType = INT
 ) -> None:
     with PartWriter(directory, output_schema(kind), rows_per_part=rows_per_part) as writer:
         for row in rows:
@@ -37,10 +38,10 @@ def begin(out: OutputDir, resume: Any = "if_possible", **fingerprint: str) -> bo
     return out.begin({"model": "a"} | fingerprint, resume=resume, details={})
 
 
-def run(directory: Path, *rows: RowResult, rows_per_part: int = 2) -> None:
+def run(directory: Path | str, *rows: RowResult, rows_per_part: int = 2) -> None:
     with OutputDir(directory) as out:
         begin(out)
-        write(directory, *rows, rows_per_part=rows_per_part)
+        write(out.path, *rows, rows_per_part=rows_per_part)
 
 
 def keys(directory: Path) -> list[tuple[int, int]]:

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchgen.data.output_dir import OutputDir
-from batchgen.data.parts import next_part_number, part_name, read_part, write_part
+from batchgen.data.parts import next_part_number, read_part, write_part
 from batchgen.data.source import discover
+from batchgen.data.stores.names import part_name
 from tests.data.crash import Crash, begin, crash_at, failed, keys, ok, run, visible, write
 
 ROWS = (ok(5), failed(1), ok(3), failed(0), ok(2), ok(4))

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchgen.data import parts as parts_module
-from batchgen.data import recovery as recovery_module
 from batchgen.data.files import OutputError
 from batchgen.data.glance import Glance
 from batchgen.data.output_dir import OutputDir
 from batchgen.data.parts import list_parts
+from batchgen.data.stores.local import LocalStore
 from tests.data.crash import INT, Crash, begin, crash_at, failed, keys, ok, run, spoil, visible
 
 
@@ -155,11 +155,11 @@ def test_the_lock_goes_when_what_was_left_cannot_be_put_right(
 ) -> None:
     run(tmp_path, ok(0))
 
-    def broken(directory: Path) -> None:
+    def broken(store: LocalStore, directory: Path) -> None:
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(recovery_module, "fsync_directory", broken)
+        patch.setattr(LocalStore, "sync", broken)
         with pytest.raises(OutputError, match="Input/output error"), OutputDir(tmp_path):
             pass
     assert "_lock" not in visible(tmp_path)

@@ -7,8 +7,9 @@ import pyarrow.compute as pc
 import pytest
 
 from batchgen.data.files import OutputError
-from batchgen.data.parts import list_parts, part_name, read_part, write_part
+from batchgen.data.parts import list_parts, read_part, write_part
 from batchgen.data.rewrite import rewrite_parts
+from batchgen.data.stores.names import part_name
 
 
 @pytest.fixture

@@ -8,17 +8,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from s3_loopback import S3, Fault, Proxy
 
 from batchgen.data.reader import check_ids, read_original_rows, read_rows
 from batchgen.data.source import discover
+from batchgen.data.stores import bucket as bucket_module
 from batchgen.data.stores import faults as faults_module
 from batchgen.errors import UsageError
-from tests.s3_server import S3, Fault, Proxy
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults_module, "PAUSES_S", (0.01, 0.02))
+    monkeypatch.setattr(bucket_module, "CLIENT_ATTEMPTS", 1)
+    monkeypatch.setattr(faults_module, "PAUSES_S", (0.01,) * 8)
 
 
 def parquet(**columns: Any) -> bytes:

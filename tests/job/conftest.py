@@ -1,10 +1,12 @@
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from nursery import Nursery
+from torture_job import make_model
 from transformers import AutoModelForCausalLM
 
 from tests import tiny_models, tiny_tokenizers
@@ -47,6 +49,19 @@ def copied_model(job: Job, tmp_path: Path) -> Path:
     shutil.copytree(job.given["model.path"], folder)
     job.given["model.path"] = str(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def torture_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest model with text."""
+    return make_model(tmp_path_factory.mktemp("torture"))
+
+
+@pytest.fixture(scope="session")
+def nursery(torture_model: Path) -> Iterator[Nursery]:
+    """Starts runs with that model to be killed by the hundred."""
+    with Nursery(torture_model, "s3_times:quick") as nursery:
+        yield nursery
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,23 +13,12 @@ from tempfile import TemporaryDirectory
 import pytest
 from nursery import Nursery, Run
 from torture import FAILPOINT, Torture, report
-from torture_job import Results, TortureJob, make_model
+from torture_job import Results, TortureJob
 
 FAULTS = ("kill", "term", "enospc", "eio")
 KILLED, INTERRUPTED = -9, 75
 # What the operating system refuses ends a run with one of these.
 FAILED = (1, 2)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("torture"))
-
-
-@pytest.fixture(scope="module")
-def nursery(model: Path) -> Iterator[Nursery]:
-    with Nursery(model) as nursery:
-        yield nursery
 
 
 @dataclass(frozen=True)
@@ -108,14 +97,14 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stages(model: Path, nursery: Nursery) -> Iterator[Sequence[Stage]]:
+def stages(torture_model: Path, nursery: Nursery) -> Iterator[Sequence[Stage]]:
     # In memory where that is to be had: a process that dies takes nothing of it along.
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK) else None
     with TemporaryDirectory(dir=place) as folder:
         # A worker of several has a core of its own.
         count = len(os.sched_getaffinity(0))
-        yield [Stage(Path(folder) / str(n), model, nursery) for n in range(count)]
+        yield [Stage(Path(folder) / str(n), torture_model, nursery) for n in range(count)]
 
 
 def cells(stage: Stage, scene: Scene) -> list[Cell]:
@@ -173,9 +162,9 @@ def table(outcome: Mapping[Cell, str]) -> str:
 
 
 def test_fifty_kills_at_random_moments_lose_and_double_nothing(
-    tmp_path: Path, model: Path, nursery: Nursery, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, torture_model: Path, nursery: Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torture = Torture(TortureJob(tmp_path, model), nursery, Random(20))
+    torture = Torture(TortureJob(tmp_path, torture_model), nursery, Random(20))
     torture.run(50)
     assert sum(torture.kills.values()) == 50
     with capsys.disabled():

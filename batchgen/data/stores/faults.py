@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from batchgen.errors import BatchgenError
+
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Seconds to wait before each repetition; pyarrow's own client tries three times each time.
+# Seconds to wait before each repetition of what pyarrow's own client has tried three times.
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 
 _CREDENTIALS = (
@@ -37,14 +39,15 @@ _PASSING = (
 )
 
 
-class StoreError(OSError):
+class StoreError(BatchgenError, OSError):
     """Object storage did not do what it was asked for, however often.
 
     It has an ``errno`` like an error of a disk, so that it is not taken for damaged content.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(errno.EIO, message)
+        super().__init__(message)
+        self.errno = errno.EIO
         self.message = message
 
     def __str__(self) -> str:

@@ -1,12 +1,19 @@
-"""A real S3 API on loopback, a client that is not pyarrow's, and a bad line to it."""
+"""A real S3 API on loopback, a client that is not pyarrow's, and a bad line to it.
 
+moto stores what came of a request whose line was cut. S3 does not: it obeys a request only
+when all of it came ("Amazon S3 never adds partial objects"), and so does all that speaks its
+protocol. So the line hands a request to the server whole or not at all.
+"""
+
+import io
+import logging
 import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO, Self
 
 import boto3
 from botocore.config import Config as BotoConfig
@@ -52,6 +59,11 @@ class S3:
     def put(self, key: str, content: bytes) -> None:
         self.client.put_object(Bucket=self.bucket, Key=key, Body=content)
 
+    def beside(self, bucket: str) -> "S3":
+        """Give the same server with another bucket, which is made."""
+        self.client.create_bucket(Bucket=bucket)
+        return S3(self.address, self.client, bucket)
+
     def clear(self) -> None:
         names = [{"Key": key} for key in self.keys()]
         if names:
@@ -61,6 +73,8 @@ class S3:
 @contextmanager
 def serve_s3() -> Iterator[S3]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    # A line for each of some thousand requests.
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server.start()
     host, port = server.get_host_and_port()
     try:
@@ -84,35 +98,43 @@ class Fault:
 
     Attributes:
         request: an expression found in its first line, as in ``PUT .*part-``.
-        after_bytes: bytes of it that get through before the line is cut.
+        after_bytes: bytes of it that get through before the line is cut; where it has fewer,
+            all of it arrives, and its answer does not.
         answer_bytes: bytes of the answer that get through before the line is cut.
         status: what the proxy answers instead of the server.
+        skip: requests of this kind that pass first.
         times: requests it happens to.
+        happened: requests it has happened to.
+        then: called before the line is cut, while the client waits.
     """
 
     request: str
     after_bytes: int | None = None
     answer_bytes: int | None = None
     status: int | None = None
+    skip: int = 0
     times: int = 1
     happened: int = 0
+    then: Callable[[], object] | None = None
 
 
 @dataclass
 class Proxy:
-    """Carries bytes between a client and the server, until a fault is due.
+    """Carries requests between clients and the server, until a fault is due.
 
     Attributes:
         faults: what is still to go wrong.
+        seen: first lines of all requests.
     """
 
     target: str
     faults: list[Fault] = field(default_factory=list)
     address: str = ""
+    seen: list[str] = field(default_factory=list)
     _listener: socket.socket | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __enter__(self) -> "Proxy":
+    def __enter__(self) -> Self:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = "{}:{}".format(*self._listener.getsockname())
         threading.Thread(target=self._accept, daemon=True).start()
@@ -133,10 +155,14 @@ class Proxy:
 
     def _due(self, first_line: str) -> Fault | None:
         with self._lock:
+            self.seen.append(first_line)
             for fault in self.faults:
-                if fault.happened < fault.times and re.search(fault.request, first_line):
+                if fault.happened == fault.times or not re.search(fault.request, first_line):
+                    continue
+                if not fault.skip:
                     fault.happened += 1
                     return fault
+                fault.skip -= 1
         return None
 
     def _carry(self, client: socket.socket) -> None:
@@ -144,24 +170,35 @@ class Proxy:
         server = socket.create_connection((host, int(port)))
         answers = _Answers(server, client)
         threading.Thread(target=answers.carry, daemon=True).start()
-        left: int | None = None
-        with suppress(OSError):
-            while chunk := client.recv(1 << 14):
-                found = re.match(rb"(GET|PUT|POST|HEAD|DELETE) [^\r\n]*", chunk)
-                fault = self._due(found[0].decode()) if found else None
-                if fault is not None and fault.status is not None:
-                    client.sendall(_answer(fault.status))
+        with suppress(OSError), client.makefile("rb") as requests:
+            while head := _head(requests):
+                fault = self._due(head.partition(b"\r\n")[0].decode())
+                if not self._carry_one(head, requests, fault, answers):
                     break
-                if fault is not None:
-                    left, answers.left = fault.after_bytes, fault.answer_bytes
-                elif found:
-                    left = None
-                server.sendall(chunk if left is None else chunk[:left])
-                if left is not None:
-                    left -= len(chunk)
-                    if left <= 0:
-                        break
         _close(client, server)
+
+    def _carry_one(
+        self, head: bytes, requests: BinaryIO, fault: Fault | None, answers: "_Answers"
+    ) -> bool:
+        """Carry a request; whether the line is to stand after it."""
+        if re.search(rb"(?i)\r\nexpect: *100-continue", head):
+            head = re.sub(rb"(?i)\r\nexpect: *100-continue", b"", head)
+            answers.client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        most = None
+        if fault is not None and fault.after_bytes is not None:
+            most = max(0, fault.after_bytes - len(head))
+        body = _body(head, requests, most)
+        is_whole = body is not None
+        if fault is not None and fault.status is not None:
+            answers.client.sendall(_answer(fault.status))
+            return False
+        if fault is not None:
+            answers.left = 0 if fault.after_bytes is not None else fault.answer_bytes
+        if body is not None:
+            answers.server.sendall(head + body)
+        if fault is not None and fault.then is not None:
+            fault.then()
+        return is_whole
 
 
 @dataclass
@@ -172,7 +209,7 @@ class _Answers:
 
     def carry(self) -> None:
         with suppress(OSError):
-            while chunk := self.server.recv(1 << 14):
+            while chunk := self.server.recv(1 << 16):
                 self.client.sendall(chunk if self.left is None else chunk[: self.left])
                 if self.left is not None:
                     self.left -= len(chunk)
@@ -186,6 +223,41 @@ def _close(*sockets: socket.socket) -> None:
         with suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)
         each.close()
+
+
+def _head(requests: BinaryIO) -> bytes:
+    """Read the lines of a request before its body; nothing where the line has ended."""
+    lines = io.BytesIO()
+    for line in iter(requests.readline, b""):
+        lines.write(line)
+        if line == b"\r\n":
+            return lines.getvalue()
+    return b""
+
+
+def _body(head: bytes, requests: BinaryIO, most: int | None) -> bytes | None:
+    """Read a request's body; None where it does not come whole within ``most`` bytes."""
+    found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+    content = io.BytesIO()
+
+    def read(count: int) -> bool:
+        if most is not None and content.tell() + count > most:
+            requests.read(max(0, most - content.tell()))
+            return False
+        return content.write(requests.read(count)) == count
+
+    if found:
+        return content.getvalue() if read(int(found[1])) else None
+    if not re.search(rb"(?i)\r\ntransfer-encoding: *chunked", head):
+        return b""
+    while line := requests.readline():
+        content.write(line)
+        size = int(line, 16)
+        if not read(size + 2):
+            return None
+        if size == 0:
+            return content.getvalue()
+    return None
 
 
 def _answer(status: int) -> bytes:
