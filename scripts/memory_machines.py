@@ -15,7 +15,10 @@ from batchgen.engine.running import RunningRequests
 from batchgen.engine.step import IntArray, StepPlan
 from batchgen.engine.stopping import StopRules
 from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
+from batchgen.runtime.device.cuda import device_of
+from batchgen.runtime.device.graphs import CapturableBackend, DecodeGraphs
 from batchgen.runtime.executor import ModelExecutor
+from batchgen.runtime.forward import ModelForward
 from batchgen.runtime.kv_cache import KVCache, kv_bytes_per_token
 from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.model import LoadedModel
@@ -43,6 +46,8 @@ class ModelMachine:
     Args:
         attention, sharing: ``engine.attention`` and ``engine.shared_prefix_attention``.
         deterministic: ``engine.deterministic``; the model's row counts are fixed already.
+        graph_rows: rows of the largest step, where decode steps may run as CUDA graphs; 0 is
+            ``engine.cuda_graphs=off``.
     """
 
     simulated = False
@@ -54,12 +59,14 @@ class ModelMachine:
         sharing: SharedPrefix = SharedPrefix.AUTO,
         *,
         deterministic: bool = False,
+        graph_rows: int = 0,
     ) -> None:
         self.bytes_per_token = kv_bytes_per_token(loaded.layers, loaded.model.dtype)
         self._loaded = loaded
         self._attention = attention
         self._sharing = sharing
         self._deterministic = deterministic
+        self._graph_rows = graph_rows
 
     def clock(self) -> float:
         """See :class:`Machine`."""
@@ -85,7 +92,14 @@ class ModelMachine:
             device=model.device,
             uses_triton=attention.name == AttentionName.TRITON,
         )
-        return ModelExecutor(model, cache, attention)
+        device = device_of(model.device)
+        graphs = None
+        if self._graph_rows and device.has_graphs and isinstance(attention, CapturableBackend):
+            graphs = DecodeGraphs(
+                device, ModelForward(model), cache, attention,
+                max_rows=self._graph_rows, max_keys=self._loaded.max_model_len, say=print,
+            )  # fmt: skip
+        return ModelExecutor(model, cache, attention, device, graphs)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.prompts.future import PlannedFuture
 from batchgen.prompts.order import neighbour_lcp, prefix_order
 from batchgen.runtime.backends import AttentionName
+from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import kv_bytes_per_token, window_of_all
 from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.model import LoadedModel
@@ -48,6 +49,7 @@ class Settings:
             where they are allowed.
         deterministic: the model's row counts must be fixed, as a job does when it loads one.
         overlap: None is what a job would do.
+        cuda_graphs: whether decode steps run as graphs, where the device has them.
     """
 
     num_blocks: int
@@ -62,6 +64,15 @@ class Settings:
     attention: AttentionName | None = None
     deterministic: bool = False
     overlap: bool | None = None
+    cuda_graphs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine, and what executes its steps."""
+
+    engine: Engine
+    executor: ModelExecutor
 
 
 @dataclass(slots=True)
@@ -71,12 +82,14 @@ class Run:
     Attributes:
         seconds: from the requests to the last of them, the device's work done.
         requests: as they ended.
+        graph_steps: forward passes that ran as a CUDA graph.
     """
 
     seconds: float
     requests: list[Request]
     stats: EngineStats
     counters: SchedulerCounters
+    graph_steps: int
 
     @property
     def outputs(self) -> dict[int, list[int]]:
@@ -91,7 +104,7 @@ def build_engine(
     blocks: BlockManager | None = None,
     stop_rules: StopRules | None = None,
     future: Future | None = None,
-) -> Engine:
+) -> Built:
     """Build an engine as a job does.
 
     Args:
@@ -114,12 +127,14 @@ def build_engine(
         settings.attention or usual,
         settings.sharing,
         deterministic=settings.deterministic,
+        graph_rows=settings.max_num_seqs if settings.cuda_graphs else 0,
     )
     executor = machine.executor(scheduler.blocks, settings.swap_blocks)
     scheduler.costs.swap_s_per_block = executor.swap.measure_s_per_block()
     overlaps = is_gpu if settings.overlap is None else settings.overlap
     launcher = executor if overlaps else None
-    return Engine(scheduler, executor, launcher=launcher, clock=time.perf_counter)
+    engine = Engine(scheduler, executor, launcher=launcher, clock=time.perf_counter)
+    return Built(engine, executor)
 
 
 def make_scheduler(
@@ -193,17 +208,18 @@ def run_rows(
     """Run rows as a job would: in prefix order, the rows to come known, or as they stand."""
     order = list(range(len(rows))) if in_order else ordered(rows)
     future = None if in_order else PlannedFuture(np.arange(len(order)), lcps(rows, order))
-    engine = build_engine(loaded, settings, future=future)
+    built = build_engine(loaded, settings, future=future)
     requests = make_requests(rows, order, loaded.max_model_len, logprobs=logprobs)
-    return run_requests(engine, requests, loaded)
+    return run_requests(built, requests, loaded)
 
 
-def run_requests(engine: Engine, requests: Sequence[Request], loaded: LoadedModel) -> Run:
+def run_requests(built: Built, requests: Sequence[Request], loaded: LoadedModel) -> Run:
     """Run requests and take the time.
 
     Raises:
         RuntimeError: a row failed.
     """
+    engine = built.engine
     _synchronize(loaded)
     started = time.perf_counter()
     finished = [request for batch in engine.run(requests) for request in batch]
@@ -212,7 +228,8 @@ def run_requests(engine: Engine, requests: Sequence[Request], loaded: LoadedMode
     failed = [request.error for request in finished if request.error is not None]
     if failed:
         raise RuntimeError(f"{len(failed)} rows failed, the first: {failed[0].message}")
-    return Run(seconds, finished, engine.stats, engine.scheduler.counters)
+    counters, graph_steps = engine.scheduler.counters, built.executor.graph_steps
+    return Run(seconds, finished, engine.stats, counters, graph_steps)
 
 
 def ordered(rows: Sequence[Row]) -> list[int]:

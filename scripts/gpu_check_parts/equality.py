@@ -76,7 +76,13 @@ def variants(context: Context, rows: Sequence[Row]) -> list[Variant]:
         Variant("recompute forced", tight, ("preemptions", "recomputed_tokens")),
         Variant("overlap on, swap forced", replace(swapping, overlap=True), moved),
         # What a job does on a CPU in any case.
-        *context.choose([Variant("overlap off", replace(base, overlap=False))], []),
+        *context.choose(
+            [
+                Variant("overlap off", replace(base, overlap=False)),
+                Variant("graphs off", replace(base, cuda_graphs=False)),
+            ],
+            [],
+        ),
     ]
 
 
@@ -122,7 +128,10 @@ def _compare_tokens(context: Context, family: str) -> None:
             idle = [each for each in variant.must_count if not getattr(counters, each)]
             wrong = [verdict for verdict in verdicts if verdict.startswith("wrong")]
             ties = sum(verdict.startswith("tie") for verdict in verdicts)
-            detail = f"{len(rows)} rows equal, {ties} after a near-tie{_counted(counters)}"
+            detail = (
+                f"{len(rows)} rows equal, {ties} after a near-tie{_counted(counters)}, "
+                f"{done.graph_steps} of {done.stats.steps} steps as graphs"
+            )
             problems = wrong + [f"{each} is 0: the variant did not happen" for each in idle]
             context.check(name, not problems, problems[0] if problems else detail)
 

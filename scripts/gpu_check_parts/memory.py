@@ -111,14 +111,14 @@ def run_variant(variant: str, loaded: LoadedModel, experiment: Experiment) -> Ru
         settings = replace(settings, swap_blocks=settings.num_blocks)
     elif variant == "contiguous":
         settings = replace(settings, admission=AdmissionPolicy.PROMPT)
-    engine = build_engine(
+    built = build_engine(
         loaded,
         settings,
         blocks=_manager(variant, experiment, order),
         stop_rules=StopAt(rows),
     )
     requests = make_requests(rows, order, loaded.max_model_len, experiment.max_tokens)
-    return run_requests(engine, requests, loaded)
+    return run_requests(built, requests, loaded)
 
 
 def _manager(variant: str, experiment: Experiment, order: Sequence[int]) -> BlockManager:

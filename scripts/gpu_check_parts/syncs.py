@@ -1,7 +1,7 @@
 """Part 5: what a step of the steady decode loop costs the host, by the profiler and a clock.
 
-With ``engine.overlap`` and without: how long a step takes, and where the host waits for the
-device.
+As a job runs on a GPU, without ``engine.overlap`` and without ``engine.cuda_graphs``: how long
+a step takes, where the host waits for the device, and what it launches.
 """
 
 import time
@@ -49,14 +49,26 @@ def run(context: Context) -> None:
     for name, settings in (
         ("overlap on", replace(base, overlap=True)),
         ("overlap off", replace(base, overlap=False)),
+        ("graphs off", replace(base, overlap=True, cuda_graphs=False)),
     ):
         with context.attempt(name):
-            engine = build_engine(loaded, settings)
+            built = build_engine(loaded, settings)
             for request in make_requests(work, range(rows), loaded.max_model_len):
-                engine.scheduler.add(request)
+                built.engine.scheduler.add(request)
             for _ in range(warm_up):
-                engine.step()
-            _measure(context, name, engine, window)
+                built.engine.step()
+            before = built.executor.graph_steps
+            _measure(context, name, built.engine, window)
+            _check_graphs(context, name, settings, built.executor.graph_steps - before, 2 * window)
+
+
+def _check_graphs(
+    context: Context, name: str, settings: Settings, graph_steps: int, steps: int
+) -> None:
+    """Every steady decode step runs as a graph, unless none may."""
+    expected = steps if settings.cuda_graphs and context.device.type == "cuda" else 0
+    detail = f"{graph_steps} of {steps}, expected {expected}"
+    context.check(f"steps as graphs, {name}", graph_steps == expected, detail)
 
 
 def _measure(context: Context, name: str, engine: Engine, window: int) -> None:

@@ -56,6 +56,11 @@ ABLATIONS = (
     ),
     Ablation("no cascade", lambda settings: replace(settings, sharing=SharedPrefix.OFF)),
     Ablation("input order", lambda settings: settings, in_order=True),
+    Ablation(
+        "no CUDA graphs",
+        lambda settings: replace(settings, cuda_graphs=False),
+        workloads=("sharegpt",),
+    ),
 )
 CONTINUOUS = "transformers continuous"
 _CONTINUOUS_WORKLOADS = ("few_shot", "sharegpt")

@@ -3,9 +3,11 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import memory_machines
 import numpy as np
 import pytest
 import torch
@@ -14,9 +16,16 @@ from gpu_check_parts.attention_right import judge
 from gpu_check_parts.batches import Shape, exact_attention, make_batch, relative_error
 from gpu_check_parts.clock import time_host, time_kernels
 from gpu_check_parts.context import Context
-from gpu_check_parts.engines import Row, make_requests, make_scheduler, ordered
+from gpu_check_parts.engines import (
+    Row,
+    Settings,
+    make_requests,
+    make_scheduler,
+    ordered,
+    run_rows,
+)
 from gpu_check_parts.forks import Part, run_part
-from gpu_check_parts.models import FAMILIES
+from gpu_check_parts.models import FAMILIES, random_model
 from gpu_check_parts.outcome import Check, Figure, LeftOut, PartOutcome
 from gpu_check_parts.table import summary_table
 from gpu_check_parts.throughput import job_work
@@ -27,6 +36,8 @@ from torch.autograd import DeviceType
 from batchgen.engine.loop import Engine
 from batchgen.kernels.reference import AttentionOptions, paged_attention
 from tests.dense_attention import dense_attention
+from tests.model_device import ModelDevice, Temper
+from tests.tensor_attention import TensorAttention
 
 CPU = torch.device("cpu")
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
@@ -268,6 +279,23 @@ def test_a_tight_pool_preempts_whatever_is_drawn(dry_run, family) -> None:
             pass
         for name in variant.must_count:
             assert getattr(scheduler.counters, name) > 0, (variant.name, name)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_steps_run_as_graphs_unless_they_may_not(overlap, monkeypatch) -> None:
+    device = ModelDevice(Temper.LATE)
+    monkeypatch.setattr(memory_machines, "device_of", lambda torch_device: device)
+    monkeypatch.setattr(memory_machines, "choose_attention", lambda *_, **__: TensorAttention())
+    loaded = random_model(FAMILIES["llama"](True), torch.float32, CPU, 3, loud=True)
+    rows = [Row(list(range(3, 8 + n)), 30) for n in range(3)]
+    with_graphs = Settings(40, max_num_seqs=4, overlap=overlap)
+    on, off = (
+        run_rows(loaded, replace(with_graphs, cuda_graphs=cuda_graphs), rows)
+        for cuda_graphs in (True, False)
+    )
+    assert on.outputs == off.outputs
+    assert on.graph_steps == device.replays > 5
+    assert off.graph_steps == 0
 
 
 def _event(name: str, start: int, end: int, device=DeviceType.CPU) -> SimpleNamespace:

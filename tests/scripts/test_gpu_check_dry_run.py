@@ -89,9 +89,11 @@ def test_rows_keep_their_bits_in_every_company(dry_run: tuple[str, dict]) -> Non
         assert f"fp32, engine.deterministic: {company}" in names
 
 
-def test_a_decode_step_is_measured_with_and_without_overlap(dry_run: tuple[str, dict]) -> None:
+def test_a_decode_step_is_measured_with_and_without_overlap_and_graphs(
+    dry_run: tuple[str, dict],
+) -> None:
     syncs = dry_run[1]["parts"][4]
-    for mode in ("overlap on", "overlap off"):
+    for mode in ("overlap on", "overlap off", "graphs off"):
         assert f"waits in the decode loop, {mode}" in {check["name"] for check in syncs["checks"]}
         assert f"decode step, {mode}" in {figure["name"] for figure in syncs["figures"]}
 
