@@ -30,6 +30,10 @@ Made from `batchgen/config.py` by `scripts/make_docs.py`; `python -m batchgen --
 same list. Any key goes on the command line as `key=value`, or into a job folder's `job.yaml`; \
 the command line wins. An unknown key is refused, with close ones named.
 
+A relative path means the directory in which the command is run. Only what a `job.yaml` says under \
+a key that ends in `_file` is found beside that `job.yaml`; `model.path`, `input.path` and \
+`output.dir` are not.
+
 `-m` runs a sweep over lists of values, each job into an output directory of its own:
 
 ```bash
@@ -44,7 +48,7 @@ def keys_page() -> str:
     top = [key for key in declared_keys().values() if "." not in key.name]
     parts = [_HEAD, "\n".join(_table(top))]
     for section in sections():
-        keys = [key for key in declared_keys().values() if key.name.startswith(f"{section}.")]
+        keys = [key for key in declared_keys().values() if key.name.rpartition(".")[0] == section]
         title = f"## {section}\n\n{_meaning(section)}\n"
         parts.append(f"{title}\n" + "\n".join(_table(keys)))
     return "\n\n".join(part.rstrip() for part in parts) + "\n"

@@ -12,6 +12,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from jinja2 import TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
 
+from batchgen.cli.paths import where_looked_for
 from batchgen.config import (
     Config,
     FieldOrder,
@@ -35,15 +36,19 @@ _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
 
-def check(config: Config) -> None:
+def check(config: Config, given_input: str | None = None) -> None:
     """Check a configuration whose paths are absolute and whose mandatory values are there.
+
+    Args:
+        config: all of it.
+        given_input: ``input.path`` as the user wrote it, for messages.
 
     Raises:
         UsageError: names every key whose value makes no sense, and what to do.
     """
     complaints = [
         *_model(config.model),
-        *_input(config.input),
+        *_input(config.input, given_input, config.job),
         *_prompt(config.prompt),
         *_sampling(config.sampling),
         *_structured(config.structured),
@@ -83,10 +88,13 @@ def _model(model: ModelConfig) -> Iterator[str]:
     yield from _at_least("model.max_model_len", model.max_model_len, 1)
 
 
-def _input(source: InputConfig) -> Iterator[str]:
+def _input(source: InputConfig, given: str | None, job: str | None) -> Iterator[str]:
     is_asked_later = is_s3(source.path) or glob.has_magic(source.path)
     if not is_asked_later and not Path(source.path).exists():
-        yield f"input.path={source.path} does not exist. Name a file, a directory or a glob."
+        yield (
+            f"input.path={source.path} does not exist. Name a file, a directory or a glob."
+            f"{where_looked_for(given, job)}"
+        )
     if source.id_column == "":
         yield "input.id_column is empty. Name a column, or leave it out."
     yield from _at_least("input.limit", source.limit, 1)

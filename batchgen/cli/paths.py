@@ -10,6 +10,8 @@ from batchgen.config import Config
 from batchgen.errors import UsageError
 from batchgen.s3_uri import S3Uri, is_s3
 
+# What people call the folders of their models, and no owner on the hub is called.
+_FOLDERS = frozenset({"checkpoint", "checkpoints", "model", "models", "weights"})
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -72,6 +74,31 @@ def expand(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def where_looked_for(given: str | None, job: str | None) -> str:
+    """Say of a relative path that it is the caller's, not the job folder's.
+
+    Args:
+        given: the path as the user wrote it; for None and absolute ones nothing is said.
+        job: ``job``; a job that was named by its path is known by the absolute one.
+    """
+    if given is None or expand(given).is_absolute():
+        return ""
+    said = f" {given} is relative, so it was looked for in the current directory."
+    if job is not None and Path(job).is_absolute() and Path(job, given).exists():
+        said += f" There is {Path(job, given)}: name it so, or run the command in {job}."
+    return said
+
+
+def looks_like_directory(name: str) -> bool:
+    """Whether a model's name that is no path that exists may well be meant as one.
+
+    Args:
+        name: a resolved ``model.path`` or ``model.tokenizer``.
+    """
+    folder, slash, _ = name.partition("/")
+    return bool(folder and slash) and (folder in _FOLDERS or Path(folder).is_dir())
 
 
 def _model(key: str, name: str) -> str:

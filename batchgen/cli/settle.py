@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 from batchgen.cli.checks import check
 from batchgen.cli.keys import declared_keys
-from batchgen.cli.paths import resolve_output, resolve_paths
+from batchgen.cli.paths import absolute, looks_like_directory, resolve_output, resolve_paths
 from batchgen.config import Config, Mode, PromptFormat
 from batchgen.errors import UsageError
 
@@ -61,14 +61,15 @@ def settle(values: Mapping[str, Any]) -> Settled:
     if config.mode is Mode.status and _names_no_job(config):
         config = resolve_output(_with_mandatory(config))
     elif config.mode is not Mode.jobs:
-        config = _with_lists(resolve_paths(_with_mandatory(config)))
-        check(config)
+        given = _with_mandatory(config)
+        config = _with_lists(resolve_paths(given))
+        check(config, given.input.path)
     plain = _plain(config)
     flat = dict(_flatten(plain, ""))
     defaults = {name: _plain(key.default) for name, key in declared_keys().items()}
     changes = (f"{name}={_short(value)}" for name, value in flat.items() if value != defaults[name])
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
-    warnings = (*_written_escapes(flat), *_unprefixed_choices(config))
+    warnings = (*_written_escapes(flat), *_unprefixed_choices(config), *_hub_names(config))
     return Settled(config, text, tuple(changes), warnings)
 
 
@@ -185,6 +186,19 @@ def _written_escapes(flat: Mapping[str, Any]) -> Iterator[str]:
                 )
 
 
+def _hub_names(config: Config) -> Iterator[str]:
+    """A directory that is not there is taken as a hub name, which takes long to fail."""
+    for key, name in (
+        ("model.path", config.model.path),
+        ("model.tokenizer", config.model.tokenizer or ""),
+    ):
+        if looks_like_directory(name):
+            yield (
+                f"{key}={name}: there is no directory {absolute(name)}, so this is taken as a "
+                "name on the Hugging Face hub."
+            )
+
+
 def _unprefixed_choices(config: Config) -> Iterator[str]:
     """Choices without the space that the shots' answers have are legal, but ill guessed."""
     prompt = config.prompt
@@ -194,7 +208,9 @@ def _unprefixed_choices(config: Config) -> Iterator[str]:
         ("structured.choice", config.structured.choice or []),
         ("sampling.score_choices", config.sampling.score_choices),
     ):
-        bare = next((each for each in choices if not each.startswith(prompt.answer_prefix)), None)
+        # An empty choice is refused later, and no space in front would mend it.
+        given = filter(None, choices)
+        bare = next((each for each in given if not each.startswith(prompt.answer_prefix)), None)
         if bare is not None:
             example = f"{prompt.answer_prefix}{bare}"
             yield (

@@ -20,6 +20,14 @@ _SHOWN_CHARACTERS = 80
 # Of two long texts, what stands before their first difference.
 _SHOWN_BEFORE = 20
 _DIGEST = re.compile("[0-9a-f]{32}")
+# The beginnings of keys that are not called as the user sets them.
+_SET_AS = {"sampling.structured.": "structured.", "prompt.shots": "prompt.shots_file"}
+_GROWN_INPUT = ("input.files", "input.ids")
+_GROWN_INPUT_ADVICE = (
+    "Only the input has changed, and an output stays with the rows it began with. Where rows "
+    "came in addition, put them into a file of their own, and give it an output.dir of its own "
+    "with input.path naming that file; the outputs read together as one table."
+)
 
 Fingerprint = Mapping[str, Any]
 """Nested mapping of everything that can change the text of a result: names to JSON values."""
@@ -43,12 +51,17 @@ class Difference:
 def compare(old: Fingerprint, new: Fingerprint) -> list[Difference]:
     """List what differs between two fingerprints, in order of the keys.
 
-    Values count as JSON sees them: a tuple equals a list, an enum its value.
+    Values count as JSON sees them: a tuple equals a list, an enum its value. What is absent
+    is null.
     """
     flat_old, flat_new = dict(_flatten(_as_json(old))), dict(_flatten(_as_json(new)))
     keys = list(dict.fromkeys([*flat_old, *flat_new]))
     pairs = ((key, flat_old.get(key, ABSENT), flat_new.get(key, ABSENT)) for key in keys)
-    return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+    return [Difference(key, old, new) for key, old, new in pairs if _or_null(old) != _or_null(new)]
+
+
+def _or_null(value: Any) -> Any:
+    return None if value == ABSENT else value
 
 
 def refuse_mismatch(directory: Place, differences: Sequence[Difference]) -> None:
@@ -68,11 +81,25 @@ def refuse_mismatch(directory: Place, differences: Sequence[Difference]) -> None
 
 
 def describe(differences: Sequence[Difference]) -> list[str]:
-    """Word differences for people, a line each; long values show where they part."""
-    lines = [f"  {item.key}: {_change(item)}" for item in differences[:_SHOWN_DIFFERENCES]]
+    """Word differences for people, a line each; long values show where they part.
+
+    Where only the input has changed, a last line says what to do with rows that were added.
+    """
+    shown = differences[:_SHOWN_DIFFERENCES]
+    lines = [f"  {_set_as(item.key)}: {_change(item)}" for item in shown]
     if len(differences) > _SHOWN_DIFFERENCES:
         lines.append(f"  and {len(differences) - _SHOWN_DIFFERENCES} more")
+    if all(item.key.startswith(_GROWN_INPUT) for item in differences):
+        lines.append(_GROWN_INPUT_ADVICE)
     return lines
+
+
+def _set_as(key: str) -> str:
+    """Give the key by which a user sets an entry, where it has another name."""
+    for begin, name in _SET_AS.items():
+        if key.startswith(begin):
+            return name + key.removeprefix(begin)
+    return key
 
 
 def write_manifest(path: Place, fingerprint: Fingerprint, details: Mapping[str, Any]) -> None:

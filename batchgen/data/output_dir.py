@@ -65,7 +65,8 @@ class OutputDir:
 
     Entering creates the directory, refuses one that is not ours, takes the lock, and puts
     right what a killed run left: a decided replacement of parts is carried out,
-    temporaries are removed, parts without a footer are moved to ``_quarantine``.
+    temporaries are removed, parts without a footer are moved to ``_quarantine``. A refusal
+    while the context is open leaves no directory that was made for it and is empty still.
 
     Args:
         path: ``output.dir``, on a local file system or as ``s3://bucket/...``.
@@ -76,6 +77,7 @@ class OutputDir:
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         self.path: Place = place_of("output.dir", str(path))
         self._overwrite = overwrite
+        self._is_new = False
         self._store = store_of(self.path)
         self._lock = self._store.lock(self.path / LOCK)
 
@@ -87,7 +89,7 @@ class OutputDir:
             OutputError: what a killed run left cannot be put right.
         """
         try:
-            self._store.make_directory(self.path)
+            self._is_new = self._store.make_directory(self.path)
             self._refuse_foreign()
             if self._overwrite:
                 self._store.make_way(self.path / LOCK)
@@ -118,6 +120,8 @@ class OutputDir:
         traceback: TracebackType | None,
     ) -> None:
         self._lock.release()
+        if self._is_new and isinstance(error, UsageError):
+            self._store.drop_empty(self.path)
 
     @property
     def parts(self) -> list[Place]:

@@ -29,6 +29,7 @@ def fingerprint(config: Config, inputs: JobInputs, *, device: str, id_digest: st
     """
     spec = asdict(prompt_spec(config.prompt))
     shots = spec.pop("shots")
+    del spec["shot_places"]
     return {
         "model": {
             "files": _model_files(config.model.path, config.model.revision, inputs.model_config),

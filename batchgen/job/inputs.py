@@ -19,7 +19,7 @@ from batchgen.prompts.limits import Limits
 from batchgen.prompts.normalize.rules import NormalizeSpec
 from batchgen.prompts.render import Renderer
 from batchgen.prompts.row_sampling import num_samples
-from batchgen.prompts.shots import load_shots
+from batchgen.prompts.shots import Shots, load_shots
 from batchgen.prompts.source import PromptSpec, Source
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.prompts.tokenizer import Tokenizer, load_tokenizer
@@ -259,6 +259,7 @@ def prompt_spec(prompt: PromptConfig) -> PromptSpec:
     Raises:
         UsageError: a file cannot be read.
     """
+    shots = load_shots(Path(prompt.shots_file)) if prompt.shots_file else Shots()
     return PromptSpec(
         column=prompt.column,
         messages_column=prompt.messages_column,
@@ -266,7 +267,8 @@ def prompt_spec(prompt: PromptConfig) -> PromptSpec:
         template=_text(prompt.template, prompt.template_file, "prompt.template_file"),
         format=prompt.format.value,
         system=_text(prompt.system, prompt.system_file, "prompt.system_file"),
-        shots=load_shots(Path(prompt.shots_file)) if prompt.shots_file else (),
+        shots=shots.rows,
+        shot_places=shots.places,
         answer_column=prompt.answer_column,
         separator=prompt.separator,
         answer_prefix=prompt.answer_prefix,

@@ -114,7 +114,8 @@ class Renderer:
             spec.template or "", names, rewrite=rewrite, fields=spec.fields
         )
         rows = self._shots([own.shot(row) for row in spec.shots])
-        shots = own.shots(render_shots(rows, self._template, spec.answer_column))
+        places = spec.shot_places or [f"shot {number}" for number in range(len(rows))]
+        shots = own.shots(render_shots(rows, self._template, spec.answer_column, places))
         system = own.system(spec.system) if spec.system else ""
         separator = own.part(spec.separator, is_whole=False)
         answer_prefix = own.part(spec.answer_prefix, is_whole=False)

@@ -166,7 +166,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def _printed(self, value: Any) -> Any:
         """Look at what is printed (Jinja's ``finalize``)."""
         if value is None:
-            raise ValueError("a null value would be printed as 'None'")
+            raise ValueError(
+                "a null value would be printed as 'None'; say what stands for it, as in "
+                "{{ column or '' }}"
+            )
         if callable(value) and not isinstance(value, jinja2.Undefined):
             name = getattr(value, "__name__", type(value).__name__)
             raise ValueError(f"'{name}' is a function, not a value; a key is written ['{name}']")

@@ -1,7 +1,8 @@
 """Few-shot examples: rows with the template's columns and an answer."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,21 @@ Shot = tuple[str, str]
 """A rendered example: what is asked, and the answer."""
 
 
-def load_shots(path: Path) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Shots:
+    """The rows of a file of examples.
+
+    Attributes:
+        rows: as they stand in it, in their order.
+        places: where each of them stands, for messages: the file with the line, counted from
+            1 as editors do, or with the row of a table, counted from 0 as everywhere.
+    """
+
+    rows: tuple[Mapping[str, Any], ...] = ()
+    places: tuple[str, ...] = ()
+
+
+def load_shots(path: Path) -> Shots:
     """Read the rows of ``prompt.shots_file`` in their order.
 
     Args:
@@ -25,53 +40,63 @@ def load_shots(path: Path) -> list[dict[str, Any]]:
         UsageError: the file is missing, broken, or holds no rows.
     """
     try:
-        rows = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
+        read = _parquet_rows if path.suffix == ".parquet" else _json_rows
+        found = list(read(path))
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UsageError(f"prompt.shots_file={path} cannot be read: {error}") from error
-    if not rows:
+    if not found:
         raise UsageError(f"prompt.shots_file={path} holds no rows; leave the key out instead")
-    return rows
+    return Shots(
+        tuple(row for _, row in found),
+        tuple(f"prompt.shots_file={path}, {place}" for place, _ in found),
+    )
 
 
-def _parquet_rows(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    return rows
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, row in enumerate(pq.read_table(path).to_pylist()):
+        yield f"row {number}", row
 
 
-def _json_rows(path: Path) -> list[dict[str, Any]]:
-    rows = []
+def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"line {number} is not JSON ({error})") from error
+            # The error's own text counts lines as well, within this one.
+            where = f"{error.msg} at character {error.pos + 1}"
+            raise ValueError(f"line {number} is not JSON: {where}") from error
         if not isinstance(row, dict):
             raise ValueError(f"line {number} is not a JSON object")
-        rows.append(row)
-    return rows
+        yield f"line {number}", row
 
 
 def render_shots(
-    rows: Sequence[Mapping[str, Any]], template: RowTemplate, answer_column: str
+    rows: Sequence[Mapping[str, Any]],
+    template: RowTemplate,
+    answer_column: str,
+    places: Sequence[str],
 ) -> tuple[Shot, ...]:
     """Render every shot once.
 
+    Args:
+        rows: the examples, with the template's columns and the answer.
+        places: where each of them stands, as ``Shots.places``.
+
     Raises:
         UsageError: a shot lacks a column of the template or its answer, or fails to
-            render; the message names the row, counted from 1.
+            render; the message names its place.
     """
     return tuple(
-        _render_shot(row, template, answer_column, number)
-        for number, row in enumerate(rows, start=1)
+        _render_shot(row, template, answer_column, where)
+        for row, where in zip(rows, places, strict=True)
     )
 
 
 def _render_shot(
-    row: Mapping[str, Any], template: RowTemplate, answer_column: str, number: int
+    row: Mapping[str, Any], template: RowTemplate, answer_column: str, where: str
 ) -> Shot:
-    where = f"prompt.shots_file, row {number}"
     missing = [name for name in (*template.columns, answer_column) if name not in row]
     if missing:
         raise UsageError(

@@ -28,6 +28,7 @@ class PromptSpec:
         format: ``auto``, ``chat`` or ``plain``; how template, system and shots join.
         system: goes before everything; an empty text counts as none.
         shots: rows with the template's columns and ``answer_column``, in order.
+        shot_places: where each of them stands, for messages.
         separator, answer_prefix: the joints of the plain format.
         normalize: how the frame of a prompt is spelt.
         fields: columns that a template lists.
@@ -41,6 +42,7 @@ class PromptSpec:
     format: str = "auto"
     system: str | None = None
     shots: Sequence[Mapping[str, Any]] = ()
+    shot_places: Sequence[str] = ()
     answer_column: str = "answer"
     separator: str = "\n\n"
     answer_prefix: str = " "

@@ -18,6 +18,7 @@ from batchgen.errors import UsageError
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.runtime.attention import ATTENTION_NAME
 from batchgen.runtime.fused import can_fuse, fuse_elementwise
+from batchgen.runtime.hub import retries_unsaid, taken_as_hub_name
 from batchgen.runtime.kv_cache import LayerGeometry
 from batchgen.runtime.packed_linear import can_pack, pack_linears, packed_bytes
 
@@ -113,9 +114,13 @@ def load_config(source: ModelSource) -> Any:
     """
     _refuse_pickles(source)
     try:
-        return AutoConfig.from_pretrained(**source.keywords()).get_text_config(decoder=True)
+        with retries_unsaid():
+            return AutoConfig.from_pretrained(**source.keywords()).get_text_config(decoder=True)
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"model.path={source.path}: no usable configuration: {error}") from error
+        where = "" if Path(source.path).exists() else taken_as_hub_name(source.path)
+        raise UsageError(
+            f"model.path={source.path}: {where}no usable configuration: {error}"
+        ) from error
 
 
 def resolve_max_model_len(config: Any, asked: int | None) -> int:

@@ -112,6 +112,33 @@ def test_a_model_that_looks_like_a_path_must_exist(name, refusal):
     assert "model.tokenizer" in refusal(**{"model.tokenizer": name})
 
 
+@pytest.mark.parametrize("name", ["models/mine", "own/mine"])
+def test_a_name_that_may_be_meant_as_a_directory_is_warned_about(name, caller, nested):
+    (caller / "own").mkdir()
+    for key in ("model.path", "model.tokenizer"):
+        (warning,) = settle(nested(**{key: name})).warnings
+        assert warning.startswith(f"{key}={name}: there is no directory {caller / name},")
+    assert not settle(nested(**{"model.path": "org/model"})).warnings
+    (caller / name).mkdir(parents=True)
+    (caller / name / "config.json").touch()
+    assert not settle(nested(**{"model.path": name})).warnings
+
+
+def test_a_missing_relative_input_is_said_to_be_the_callers_and_where_else_it_is(
+    caller, refusal, tmp_path
+):
+    job = tmp_path / "job"
+    job.mkdir()
+    wrong = {"input.path": "rows.parquet", "job": str(job)}
+    message = refusal(**wrong)
+    assert f"input.path={caller / 'rows.parquet'} does not exist" in message
+    assert "rows.parquet is relative, so it was looked for in the current directory" in message
+    assert str(job) not in message
+    (job / "rows.parquet").touch()
+    assert f"There is {job / 'rows.parquet'}" in refusal(**wrong)
+    assert "current directory" not in refusal(**{"input.path": str(tmp_path / "rows.parquet")})
+
+
 def test_a_models_directory_holds_a_config(caller, refusal, config_of):
     (caller / "org" / "model").mkdir(parents=True)
     assert "config.json" in refusal()

@@ -51,3 +51,13 @@ def test_a_choice_without_the_space_of_the_shots_answers_is_warned_about(
     warnings = settle(nested(**(values | changes))).warnings
     assert bool(warnings) == warns
     assert all("' yes'" in warning for warning in warnings)
+
+
+def test_an_empty_choice_gets_no_advice_on_its_space(nested, caller):
+    (caller / "shots.jsonl").write_text("{}")
+    values = {
+        "prompt.template": "{{ text }}",
+        "prompt.shots_file": "shots.jsonl",
+        "prompt.format": PromptFormat.plain,
+    }
+    assert not settle(nested(**values, **{"structured.choice": ["", " no"]})).warnings

@@ -65,6 +65,29 @@ def test_h06_every_differing_key_is_named_with_both_values(tmp_path: Path) -> No
     refuse_mismatch(tmp_path, [])
 
 
+def test_differences_bear_the_names_of_keys_and_no_null_that_came_or_went(tmp_path: Path) -> None:
+    old = {"sampling": {"structured": None}, "prompt": {"shots": "a" * 32}}
+    new = {
+        "sampling": {"structured": {"choice": ["a"], "regex": None}, "top": None},
+        "prompt": {"shots": "b" * 32},
+    }
+    with pytest.raises(UsageError) as caught:
+        refuse_mismatch(tmp_path, compare(old, new))
+    assert str(caught.value).splitlines()[1:-1] == [
+        "  prompt.shots_file: its content has changed",
+        '  structured.choice: (absent) then, ["a"] now',
+    ]
+
+
+def test_an_input_that_has_grown_is_refused_with_what_to_do_about_it(tmp_path: Path) -> None:
+    old = {"input": {"files": {"a": {"rows": 1}}, "ids": "1"}, "sampling": {"seed": 0}}
+    grown = {"input": {"files": {"a": {"rows": 2}}, "ids": "2"}}
+    for new, is_told in (({**old, **grown}, True), ({**grown, "sampling": {"seed": 1}}, False)):
+        with pytest.raises(UsageError) as caught:
+            refuse_mismatch(tmp_path, compare(old, new))
+        assert ("read together as one table" in str(caught.value)) == is_told
+
+
 def test_a_long_list_of_differences_and_long_values_are_cut(tmp_path: Path) -> None:
     old = {f"k{i}": "a" * 500 for i in range(15)}
     with pytest.raises(UsageError) as caught:

@@ -38,6 +38,22 @@ def test_a_new_directory_is_made_with_its_parents_and_left_without_a_lock(tmp_pa
     assert visible(path) == {"_manifest.json"}
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_refusal_leaves_no_empty_directory_that_was_made_for_it(
+    tmp_path: Path, is_there: bool
+) -> None:
+    path = tmp_path / "out"
+    if is_there:
+        path.mkdir()
+    with pytest.raises(UsageError), OutputDir(path):
+        raise UsageError("ids are there twice")
+    assert path.exists() == is_there
+    with pytest.raises(UsageError), OutputDir(path) as out:
+        begin(out)
+        raise UsageError("after the first file")
+    assert visible(path) == {"_manifest.json"}
+
+
 def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"output\.dir="), OutputDir(tmp_path / "file"):

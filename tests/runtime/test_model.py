@@ -1,6 +1,7 @@
 """Loading: what is refused, and where the end of a sequence comes from."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,28 @@ def test_geometry_is_known_without_weights(tmp_path: Path) -> None:
 def test_a_path_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"model\.path"):
         load_config(ModelSource(str(tmp_path)))
+
+
+def test_a_name_that_the_hub_does_not_answer_for_is_first_said_to_be_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub = logging.getLogger("huggingface_hub.utils._http")
+
+    def unreachable(**_: object) -> None:
+        hub.warning("Retrying in 1s")
+        raise OSError("cannot connect")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tf.AutoConfig, "from_pretrained", unreachable)
+    with pytest.raises(UsageError) as refused:
+        load_config(ModelSource("models/mine"))
+    said = str(refused.value)
+    begin = f"model.path=models/mine: there is no directory {tmp_path / 'models' / 'mine'}, "
+    assert said.startswith(begin)
+    assert said.endswith("cannot connect")
+    assert not caplog.records
+    hub.warning("Retrying in 1s")
+    assert len(caplog.records) == 1
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:

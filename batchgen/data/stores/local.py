@@ -81,14 +81,24 @@ class LocalStore:
         else:
             place.unlink(missing_ok=True)
 
-    def make_directory(self, place: Path) -> None:
-        """Make a directory and what is missing above it, so that no power cut takes it away."""
+    def make_directory(self, place: Path) -> bool:
+        """Make a directory and what is missing above it, so that no power cut takes it away.
+
+        Returns:
+            whether it was not there.
+        """
         missing = [each for each in (place, *place.parents) if not each.exists()]
         place.mkdir(parents=True, exist_ok=True)
         for each in missing:
             # A directory may be writable and not readable; then its sync is left to the system.
             with suppress(PermissionError):
                 fsync_directory(each.parent)
+        return place in missing
+
+    def drop_empty(self, place: Path) -> None:
+        """Remove a directory; the system refuses one with anything in it."""
+        with suppress(OSError):
+            place.rmdir()
 
     def sync(self, place: Path) -> None:
         """Make names that came or went in a directory durable."""

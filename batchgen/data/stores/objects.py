@@ -153,10 +153,14 @@ class ObjectStore:
         if self._is_part(place):
             self._ledger.forget(place.name)
 
-    def make_directory(self, place: ObjectPath) -> None:
+    def make_directory(self, place: ObjectPath) -> bool:
         """Make what belongs to the output here: a prefix is there when an object below it is."""
         if place.key == self._root:
             make_scratch(self.scratch(place))
+        return False
+
+    def drop_empty(self, place: ObjectPath) -> None:
+        """Do nothing: a prefix without objects is not there."""
 
     def sync(self, place: ObjectPath) -> None:
         """Do nothing: what the storage has confirmed is durable."""

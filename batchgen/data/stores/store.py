@@ -83,8 +83,11 @@ class Store(Protocol[_P]):
     def remove(self, place: _P) -> None:
         """Remove a file or a whole directory that may not be there."""
 
-    def make_directory(self, place: _P) -> None:
-        """Make a directory and what is missing above it."""
+    def make_directory(self, place: _P) -> bool:
+        """Make a directory and what is missing above it; say whether it was not there."""
+
+    def drop_empty(self, place: _P) -> None:
+        """Remove a directory if there is nothing in it."""
 
     def sync(self, place: _P) -> None:
         """Make names that came or went in a directory durable."""
