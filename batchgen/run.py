@@ -96,6 +96,9 @@ class _Job:
     def run(self) -> ExitCode:
         config = self.config
         inputs = JobInputs.open(config)
+        warning = inputs.sampling.warning()
+        if warning is not None:
+            self.progress.say(f"sampling.{warning}", level="warning")
         calibration = Calibration(config.sampling, inputs)
         device = resolve_device(config.model.device).type
         with OutputDir(config.output.dir, overwrite=config.output.overwrite) as output:
@@ -245,7 +248,8 @@ class _Job:
             code, message = self._judge(len(finished.error_row_indices), inputs.num_rows)
             summary = self.account.write(inputs, planned, output, code, message)
             output.mark_success()
-        self.progress.say(closing_lines(summary, output.path), event="summary", figures=summary)
+        closing = closing_lines(summary, output.path, self.account.failures)
+        self.progress.say(closing, event="summary", figures=summary)
         if message:
             self.progress.say(message)
         return code
@@ -271,5 +275,7 @@ def _breaker(config: Config, inputs: JobInputs, planned: JobPlan, before: Finish
 
 
 def _finished_already(finished: FinishedRows, path: Place) -> str:
-    failed = f", {finished.num_errors} of them failed" if finished.num_errors else ""
-    return f"all {finished.num_rows} rows are in {path} already{failed}"
+    said = f"all {finished.num_rows} rows are in {path} already"
+    if finished.num_errors:
+        said += f", {finished.num_errors} of them failed; output.retry_errors=true runs them again"
+    return said

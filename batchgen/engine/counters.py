@@ -15,6 +15,8 @@ class SchedulerCounters:
         sampled_tokens: tokens generated, forced ones among them.
         forced_tokens: of these, tokens taken without a step: their constraint left no other.
         started_requests, finished_requests: requests admitted once, requests ended.
+        most_refused_blocks: blocks that the largest request needs which the pool cannot hold; 0
+            where there is none.
         preemptions: times a request had to make room.
         swapped_out_blocks, swapped_in_blocks: blocks copied to and from the CPU pool.
     """
@@ -27,6 +29,7 @@ class SchedulerCounters:
     forced_tokens: int = 0
     started_requests: int = 0
     finished_requests: int = 0
+    most_refused_blocks: int = 0
     preemptions: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0

@@ -110,6 +110,8 @@ class Scheduler:
             return
         needed = self.blocks.most_blocks_for(request.num_prompt_tokens + 1)
         if needed > self.blocks.pool.num_blocks:
+            counters = self.counters
+            counters.most_refused_blocks = max(counters.most_refused_blocks, needed)
             message = (
                 f"the prompt of {request.num_prompt_tokens} tokens and one more need {needed} "
                 f"blocks, the pool has {self.blocks.pool.num_blocks}; set pool.num_blocks to at "

@@ -8,6 +8,7 @@ from typing import Any
 from batchgen.config import Config
 from batchgen.data.output_dir import OutputDir
 from batchgen.errors import BatchgenError, ExitCode
+from batchgen.job.failures import failure_lines
 from batchgen.job.generate import Generation
 from batchgen.job.inputs import JobInputs
 from batchgen.job.interrupts import StopRequested
@@ -35,12 +36,14 @@ class Account:
         resolved_yaml: the same as text.
         progress: times the phases.
         extra: figures of further steps, by name.
+        failures: what is to be said of the rows that failed, once the account is written.
     """
 
     config: Config
     resolved_yaml: str
     progress: Progress
     extra: dict[str, Any] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
     _figures: dict[str, Any] = field(default_factory=dict)
     _generation: Generation | None = None
     _started: float = field(default_factory=time.perf_counter)
@@ -92,6 +95,7 @@ class Account:
         summary = outcome | self._summary(planned, totals)
         output.write_json("_summary.json", summary)
         try:
+            self.failures = failure_lines(totals, summary, output.path)
             write_report(self.config, self.resolved_yaml, inputs, planned, output, totals, summary)
         except BatchgenError:
             raise

@@ -51,10 +51,14 @@ def show_plan(config: Config, progress: Progress) -> None:
             on_cpu = resolve_device(config.model.device).type == "cpu"
             dtype = torch.float32 if on_cpu else inputs.model_config.dtype or torch.bfloat16
         ledger = plan_ledger(config, layers, dtype) if layers else None
-        told = planned.to_json() | outlook(config, inputs, planned, ledger, dtype, others)
+        outlined = outlook(config, inputs, planned, ledger, dtype, others)
+        # With those that the pool cannot hold, of which the prompts alone say nothing.
+        row_errors = {each["error_type"]: each["rows"] for each in outlined["failing"]}
+        plan = replace(planned.plan, row_errors=row_errors)
+        told = replace(planned, plan=plan).to_json() | outlined
         output.write_json("_plan.json", told)
         output.write_text("_plan.svg", plan_svg(told))
-        print(f"{planned.plan.describe()}\n\n{plan_text(told)}\n")
+        print(f"{plan.describe()}\n\n{plan_text(told)}\n")
         where = output.path
         print(f"plan written to {where / '_plan.json'}, drawn in {where / '_plan.svg'}")
 

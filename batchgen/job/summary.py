@@ -6,6 +6,7 @@ for how many of the rows that is: a run that was killed leaves no figures to add
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -94,6 +95,7 @@ def engine_figures(
     computed = counters.computed_tokens
     sampled = counters.sampled_tokens
     return {
+        "most_refused_blocks": counters.most_refused_blocks,
         "prefill_tokens_computed": counters.prefill_tokens,
         "recomputed_tokens": counters.recomputed_tokens,
         "generated_tokens": sampled,
@@ -112,6 +114,7 @@ def engine_figures(
         "generated_tokens_per_s": sampled / generate_s if generate_s else None,
         "ttft_ms": {f"p{percent}": ttft_ms.at(percent) for percent in (50, 90, 99)},
         "mean_running_rows": _ratio(stats.row_steps, stats.steps),
+        "peak_running_rows": stats.peak_running,
         "kv_blocks_read": stats.kv_blocks_read,
         "peak_blocks": {
             "owned": stats.peak.owned,
@@ -137,14 +140,20 @@ def _idle_share(stats: EngineStats, generate_s: float) -> float | None:
 def sharing_figures(
     loaded: LoadedEngine | None, planned: JobPlan, config: Config
 ) -> dict[str, Any]:
-    """Say what sharing saved in this run, what it lost and why."""
+    """Say what sharing saved in this run, what it lost and why.
+
+    Only requests that were started count: of one that fails before, no token was computed and
+    none was found in the cache. Where there are such, what could have been shared among the
+    others is not known, so nothing is said of what was lost.
+    """
     plan = planned.plan
     if loaded is None:
         return dict.fromkeys(_SHARING_FIGURES)
     scheduler, stats = loaded.engine.scheduler, loaded.engine.stats
     counters = scheduler.counters
     order, caching = config.schedule.order.value, config.pool.prefix_caching
-    is_whole = counters.finished_requests >= plan.requests
+    ended = counters.finished_requests
+    is_whole = ended >= plan.requests and counters.started_requests >= ended
     met = counters.prefill_tokens + counters.cached_tokens
     request_tokens = plan.request_tokens if is_whole else met
     hits = HitFigures(
@@ -235,26 +244,33 @@ def machine_figures() -> dict[str, Any]:
     return {"versions": versions(), "threads": torch.get_num_threads()}
 
 
-def closing_lines(summary: dict[str, Any], path: Place) -> str:
+def closing_lines(summary: dict[str, Any], path: Place, failures: Sequence[str]) -> str:
     """Give the last lines of a run.
 
     Args:
         summary: what ``_summary.json`` holds.
         path: the output directory.
+        failures: what is to be said of the rows that failed.
     """
     failed = sum(summary["errors"].values())
-    lines = [f"done: {summary['rows']} rows in {path}, {summary['ok']} ok, {failed} failed"]
+    lines = [
+        f"done: {summary['rows']} rows in {path}, {summary['ok']} ok, {failed} failed",
+        *failures,
+    ]
     covered = summary["engine_figures_cover"]
     if 0 < covered["rows"] < covered["of_rows"]:
         lines.append(
             f"what follows is about this run's {covered['rows']} of {covered['of_rows']} rows"
         )
     if summary["steps"]:
-        lines.append(
-            f"prefill: {summary['prefill_tokens_computed']:,} tokens computed; floor "
-            f"{summary['prefill_tokens_floor_block']:,} by blocks, "
-            f"{summary['prefill_tokens_floor']:,} by the token"
-        )
+        prefill = f"prefill: {summary['prefill_tokens_computed']:,} tokens computed"
+        if summary["lost_tokens"] is not None:
+            # The floor is of all requests, so it is no measure for some of them.
+            prefill += (
+                f"; floor {summary['prefill_tokens_floor_block']:,} by blocks, "
+                f"{summary['prefill_tokens_floor']:,} by the token"
+            )
+        lines.append(prefill)
         lines.append(
             f"generated {summary['generated_tokens']:,} tokens in "
             f"{summary['phases']['generate_s']:.1f} s, the model idle "

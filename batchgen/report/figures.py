@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchgen.report.numbers import compact, count, duration, share
+from batchgen.report.numbers import compact, duration, share
 from batchgen.report.series import Point, rates
 from batchgen.report.svg import Bin, Curve, histogram, layers, lines
 
@@ -51,8 +51,13 @@ def throughput(points: Sequence[Point]) -> Figure | None:
     return _figure(title, lines(title, caption, times, curves), caption, curves)
 
 
-def pool_use(points: Sequence[Point]) -> Figure | None:
-    """The pool's blocks by kind over time."""
+def pool_use(points: Sequence[Point], peak: Mapping[str, int]) -> Figure | None:
+    """The pool's blocks by kind over time.
+
+    Args:
+        points: the curve, of moments between steps.
+        peak: blocks by kind when rows owned most, in whatever step that was.
+    """
     if len(points) < _FEWEST_POINTS:
         return None
     curves = [
@@ -60,26 +65,39 @@ def pool_use(points: Sequence[Point]) -> Figure | None:
         Curve("cached, can be hit", [point.cached for point in points], "cached"),
         Curve("free", [point.free for point in points], "free"),
     ]
-    fullest = max(points, key=lambda point: point.owned)
-    total = fullest.owned + fullest.cached + fullest.free
+    total = sum(peak.values())
     caption = (
-        f"At the fullest moment drawn rows owned {fullest.owned:,} of {total:,} blocks "
-        f"({share(fullest.owned / total)}), {fullest.cached:,} were cached and "
-        f"{fullest.free:,} free. Cached blocks make room whenever a row needs it."
+        f"At the fullest moment rows owned {peak['owned']:,} of {total:,} blocks "
+        f"({share(peak['owned'] / total)}), {peak['cached']:,} were cached and "
+        f"{peak['free']:,} free. Cached blocks make room whenever a row needs it."
+        f"{_missed(peak['owned'] > max(point.owned for point in points))}"
     )
     title = "Blocks of the pool"
     return _figure(title, layers(title, caption, _times(points), curves), caption, curves)
 
 
-def queues(points: Sequence[Point]) -> Figure | None:
-    """Running requests over time."""
+def queues(points: Sequence[Point], peak_running: int) -> Figure | None:
+    """Running requests over time.
+
+    Args:
+        points: the curve, of moments between steps.
+        peak_running: most requests running at once, in whatever step that was.
+    """
     if len(points) < _FEWEST_POINTS:
         return None
     running = [float(point.running) for point in points]
     curves = [Curve("running", running, "first")]
     made_room = points[-1].preemptions
-    caption = f"At most {count(max(running))} requests ran at once" + (
-        f"; {made_room:,} times one had to make room." if made_room else "; none had to make room."
+    requests = "request" if peak_running == 1 else "requests"
+    times = "time" if made_room == 1 else "times"
+    caption = (
+        f"At most {peak_running:,} {requests} ran at once; "
+        + (
+            f"{made_room:,} {times} one had to make room."
+            if made_room
+            else "none had to make room."
+        )
+        + _missed(peak_running > max(running))
     )
     title = "Requests running"
     return _figure(title, lines(title, caption, _times(points), curves), caption, curves)
@@ -111,6 +129,11 @@ def span(points: Sequence[Point]) -> str:
 def _figure(title: str, svg: str, caption: str, curves: Sequence[Curve]) -> Figure:
     legend = [(curve.label, curve.style) for curve in curves] if len(curves) > 1 else []
     return Figure(title, svg, caption, legend)
+
+
+def _missed(is_missed: bool) -> str:
+    """Say where a curve of moments does not reach the most that the engine counted."""
+    return " The curve is of moments between steps and passes the most by." if is_missed else ""
 
 
 def _times(points: Sequence[Point]) -> list[float]:

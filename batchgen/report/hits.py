@@ -14,7 +14,7 @@ class HitFigures:
     """Prompt tokens of the run's requests, by what became of them.
 
     Attributes:
-        request_tokens: prompt tokens of all requests.
+        request_tokens: prompt tokens of all requests that were started.
         shareable_tokens: of them, those that sharing by the token leaves out of the floor.
         shared_tokens: those that were not computed.
         uncopied_tokens: shared with a part of a block that could not be held for a copy.
@@ -98,8 +98,10 @@ def explain(
 
 
 def explain_part(figures: HitFigures, pool: PoolFigures) -> list[str]:
-    """Say what was shared by the requests that a run began before it was stopped."""
-    total = max(1, figures.request_tokens)
+    """Say what was shared by the requests that a run began, where it did not begin all."""
+    if not figures.request_tokens:
+        return ["this run began no request, so there was nothing to share"]
+    total = figures.request_tokens
     shared = (
         f"shared {figures.shared_tokens:,} of the {figures.request_tokens:,} prompt tokens "
         f"({figures.shared_tokens / total:.1%}) of the requests that this run began"

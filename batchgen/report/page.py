@@ -69,12 +69,12 @@ def render(content: Content) -> str:
     points = content.points
     drawn = {
         "throughput": figures.throughput(points),
-        "pool": figures.pool_use(points),
-        "queues": figures.queues(points),
+        "pool": figures.pool_use(points, summary["peak_blocks"]),
+        "queues": figures.queues(points, summary["peak_running_rows"]),
         "prompts": figures.token_lengths("Prompt tokens", summary["prompt_lengths"], "first"),
         "outputs": figures.token_lengths("Generated tokens", summary["output_lengths"], "second"),
     }
-    text, style = _OUTCOMES[summary["outcome"]]
+    text, style = _outcome(summary)
     page = page_template().render(
         content=content,
         summary=summary,
@@ -118,6 +118,15 @@ def page_template() -> Template:
 
 def _file(name: str) -> str:
     return (resources.files("batchgen.report") / name).read_text("utf-8")
+
+
+def _outcome(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """Give the run's end in a few words, and how good it is."""
+    text, style = _OUTCOMES[summary["outcome"]]
+    failed = sum(summary["errors"].values())
+    if style != "good" or not failed:
+        return text, style
+    return f"{text}, {failed:,} failed", "open" if summary["ok"] else "bad"
 
 
 def _cards(summary: Mapping[str, Any]) -> list[Card]:
@@ -189,9 +198,10 @@ def _times(summary: Mapping[str, Any]) -> list[Bar]:
 def _prefill(summary: Mapping[str, Any]) -> list[Bar]:
     """Prompt tokens: all, computed, and the least that could have been.
 
-    Of a run that was stopped nothing: what it computed is of some requests, the others of all.
+    Of a run that did not begin all requests nothing: what it computed is of some, the others
+    of all.
     """
-    if summary["steps"] and summary["lost_tokens"] is None:
+    if summary["lost_tokens"] is None:
         return []
     total = summary["request_tokens"]
     rows = {

@@ -96,6 +96,15 @@ class SamplingParams:
             or self.repetition_penalty != 1
         )
 
+    def warning(self) -> str | None:
+        """Say what makes sense and is hardly meant, or None where all is well."""
+        if self.n == 1 or not self.is_greedy:
+            return None
+        return (
+            f"n={self.n} at temperature=0: the {self.n} samples of a row are all the same; a "
+            "temperature above 0 makes them differ"
+        )
+
     def problem(self) -> str | None:
         """Say what makes no sense in these values, or None where all is well."""
         checks = (

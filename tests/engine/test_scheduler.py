@@ -232,10 +232,12 @@ def test_c05_a_block_is_taken_when_the_first_token_behind_the_border_is_stored(l
 
 
 def test_a_prompt_that_can_never_fit_fails_at_once_and_others_go_on() -> None:
-    requests, _ = _run(make_scheduler(2, 4), [[1] * 8, [2] * 3], 2)
+    scheduler = make_scheduler(2, 4)
+    requests, _ = _run(scheduler, [[1] * 8, [2] * 3, [1] * 16, [1] * 9], 2)
     assert requests[0].error.type is RowErrorType.EXCEEDS_KV_CAPACITY
     assert "3 blocks" in requests[0].error.message
     assert requests[1].output_token_ids == generate([2] * 3, 2)
+    assert scheduler.counters.most_refused_blocks == 5
 
 
 def test_worst_case_admission_never_preempts_and_prompt_admission_runs_more_rows() -> None:

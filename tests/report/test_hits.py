@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.report.hits import HitFigures, PoolFigures, explain, lost_tokens
+from batchgen.report.hits import HitFigures, PoolFigures, explain, explain_part, lost_tokens
 
 _CALM = PoolFigures(num_blocks=100, peak_demand=80, peak_running=16, preemptions=0, requests=50)
 
@@ -60,3 +60,10 @@ def test_frequent_preemptions_name_the_pool_and_the_rows_that_would_avoid_them()
     lines = explain(HitFigures(10, 0, 0, 0, 0), pool, order="prefix", prefix_caching=True)
     assert "pool.num_blocks=160" in lines[1]
     assert "engine.max_num_seqs=10" in lines[1]
+
+
+def test_a_run_that_began_nothing_has_nothing_to_share() -> None:
+    (line,) = explain_part(HitFigures(0, 90, 0, 0, 0), _CALM)
+    assert line == "this run began no request, so there was nothing to share"
+    (line,) = explain_part(HitFigures(60, 90, 15, 0, 0), _CALM)
+    assert "shared 15 of the 60 prompt tokens (25.0%)" in line

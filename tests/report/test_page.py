@@ -60,6 +60,7 @@ SUMMARY: dict[str, Any] = {
     "generated_tokens_per_s": 387.0,
     "ttft_ms": {"p50": 12.0, "p90": 340.0, "p99": 5_600.0},
     "mean_running_rows": 18.2,
+    "peak_running_rows": 14,
     "peak_blocks": {"owned": 300, "cached": 90, "free": 10},
     "logical_over_physical_blocks": {"mean": 3.21, "peak": 4.56},
     "preemptions": 5,
@@ -201,7 +202,39 @@ def test_every_chart_says_in_words_what_it_shows(page: Page) -> None:
     for chart in charts:
         assert chart["role"] == "img"
         assert len(chart["aria-label"] or "") > 40
-    assert "rows owned 330 of 400 blocks" in (charts[2]["aria-label"] or "")
+    assert "At the fullest moment rows owned 300 of 400 blocks" in (charts[2]["aria-label"] or "")
+
+
+def test_the_most_at_once_is_the_engines_count_and_not_that_of_the_moments_drawn() -> None:
+    running = " ".join(Page(render(CONTENT)).text.split())
+    assert "At most 14 requests ran at once; none had to make room." in running
+    # Twelve is the most of the points.
+    assert "passes the most by" in running
+    calm = [replace(point, running=1, preemptions=1) for point in POINTS]
+    summary = {**SUMMARY, "peak_running_rows": 1}
+    text = " ".join(Page(render(replace(CONTENT, summary=summary, points=calm))).text.split())
+    assert "At most 1 request ran at once; 1 time one had to make room." in text
+    assert "passes the most by" not in text
+
+
+@pytest.mark.parametrize(
+    ("ok", "errors", "badge"),
+    [
+        (43, {}, '<span class="badge good">done</span>'),
+        (
+            40,
+            {"null_prompt": 2, "engine_error": 1},
+            '<span class="badge open">done, 3 failed</span>',
+        ),
+        (0, {"exceeds_kv_capacity": 43}, '<span class="badge bad">done, 43 failed</span>'),
+    ],
+)
+def test_a_run_in_which_rows_failed_has_no_plain_good_badge(
+    ok: int, errors: dict[str, int], badge: str
+) -> None:
+    summary = {**SUMMARY, "ok": ok, "errors": errors}
+    html = render(replace(CONTENT, summary=summary, failed_rows={}))
+    assert badge in html
 
 
 def test_a_chart_draws_its_points_where_their_numbers_are() -> None:
