@@ -1,8 +1,8 @@
 """A real S3 API on loopback, a client that is not pyarrow's, and a bad line to it.
 
-moto stores what came of a request whose line was cut. S3 does not: it obeys a request only
-when all of it came ("Amazon S3 never adds partial objects"), and so does all that speaks its
-protocol. So the line hands a request to the server whole or not at all.
+S3 obeys a request only when all of it came ("Amazon S3 never adds partial objects"). What moto
+makes of a request whose line was cut is not said anywhere. So the line hands a request to the
+server whole or not at all.
 """
 
 import io
