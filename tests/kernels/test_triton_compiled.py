@@ -169,6 +169,15 @@ def test_every_shape_has_a_tile_that_holds_its_group(capability: int, dtype: tor
     assert decode.rows <= prefill.rows
 
 
+@pytest.mark.parametrize("size", [64, 128])
+def test_a_newer_card_without_a_line_of_its_own_takes_that_of_the_card_before(size: int) -> None:
+    for length in (1, 4096):
+        tiles = {attention_tile(c, torch.bfloat16, size, 4, length) for c in (90, 100, 103)}
+        assert len(tiles) == 1
+        # Not that of larger heads, which has fewer keys.
+        assert tiles != {attention_tile(100, torch.bfloat16, 256, 4, length)}
+
+
 def test_keys_are_split_where_programs_are_few_and_keys_many() -> None:
     tile = AttentionTile(16, 64, 4, 5)
     # 256 rows on 8 heads fill 132 multiprocessors by themselves.

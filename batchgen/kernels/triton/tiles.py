@@ -88,7 +88,8 @@ def attention_tile(
         for key in _TILES
         if key[0] <= capability and key[1] == dtype.itemsize and key[2] >= size
     ]
-    many, few = _TILES[max(fitting, key=lambda key: (key[0], -key[2]))]
+    # The smallest head that is large enough, then the newest card.
+    many, few = _TILES[max(fitting, key=lambda key: (-key[2], key[0]))]
     rows = next_power_of_2(group, few.rows)
     if max_query_len * group <= rows <= _MOST_FEW_ROWS:
         return few._replace(rows=rows)
