@@ -51,6 +51,11 @@ class Window:
     num_tokens: int
     step_tokens: int
 
+    def most_blocks(self, block_size: int) -> int:
+        """Count the blocks that a request of any length holds at once, at most."""
+        # Window and step may begin anywhere in a block.
+        return -(-(self.num_tokens + self.step_tokens) // block_size) + 1
+
 
 class BlockManager:
     """Matches, allocates, publishes and releases blocks for requests.
@@ -99,8 +104,7 @@ class BlockManager:
         blocks = self.blocks_for(num_tokens)
         if self.window is None:
             return blocks
-        # Window and step may begin anywhere in a block.
-        return min(blocks, self.blocks_for(self.window.num_tokens + self.window.step_tokens) + 1)
+        return min(blocks, self.window.most_blocks(self.block_size))
 
     def begin_step(self) -> None:
         """Count a step: what earlier ones wrote can be copied from now on."""

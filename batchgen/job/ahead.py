@@ -51,7 +51,7 @@ def show_plan(config: Config, progress: Progress) -> None:
             on_cpu = resolve_device(config.model.device).type == "cpu"
             dtype = torch.float32 if on_cpu else inputs.model_config.dtype or torch.bfloat16
         ledger = plan_ledger(config, layers, dtype) if layers else None
-        outlined = outlook(config, inputs, planned, ledger, dtype, others)
+        outlined = outlook(config, inputs, planned, layers, ledger, dtype, others)
         # With those that the pool cannot hold, of which the prompts alone say nothing.
         row_errors = {each["error_type"]: each["rows"] for each in outlined["failing"]}
         plan = replace(planned.plan, row_errors=row_errors)

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 
 from batchgen.config import Config, FieldOrder
+from batchgen.engine.block_manager import Window
 from batchgen.job.field_orders import FieldOrderCost
 from batchgen.job.inputs import JobInputs
-from batchgen.job.load import LoadedEngine
+from batchgen.job.load import LoadedEngine, step_token_budget
 from batchgen.job.planning import JobPlan
 from batchgen.job.speeds import Setting, Speed, SpeedBook, Work, digest, estimate
 from batchgen.prompts.outlook.edges import MergedEnd, find_merged_end
 from batchgen.prompts.outlook.rows import failing_rows, repeated_rows
+from batchgen.runtime.kv_cache import LayerGeometry, window_of_all
 from batchgen.runtime.memory import Ledger
 from batchgen.runtime.model import resolve_device
 from batchgen.runtime.threads import use_threads
@@ -26,6 +28,7 @@ def outlook(
     config: Config,
     inputs: JobInputs,
     planned: JobPlan,
+    layers: list[LayerGeometry] | None,
     ledger: Ledger | None,
     dtype: torch.dtype,
     field_orders: Sequence[FieldOrderCost],
@@ -33,6 +36,7 @@ def outlook(
     """Collect what goes into ``_plan.json`` beside the plan's own figures.
 
     Args:
+        layers: the model's; None where only a loaded model can say them.
         ledger: the memory's arithmetic; None where only a loaded model can say it.
         dtype: of weights and KV.
         field_orders: the job with its fields in other orders.
@@ -43,7 +47,7 @@ def outlook(
     speeds = SpeedBook().of(job_setting(config, inputs, dtype))
     told = estimate(_work(config, inputs, planned, rows), speeds)
     end = _merged_end(inputs, planned)
-    pool_tokens = None if ledger is None else ledger.pool_tokens
+    pool_tokens = _refused_from(config, layers, ledger) if layers and ledger else None
     return {
         "memory": memory,
         "time": None if told is None else asdict(told),
@@ -54,6 +58,20 @@ def outlook(
         "merged_end": end and end.to_json(),
         "notes": [end.describe()] if end is not None else [],
     }
+
+
+def _refused_from(config: Config, layers: list[LayerGeometry], ledger: Ledger) -> int | None:
+    """Give the prompt tokens from which a row does not fit the pool; None where any does.
+
+    Where every layer has a window a row never holds more than that and what a step computes.
+    """
+    num_tokens = window_of_all(layers)
+    if num_tokens is not None:
+        device = resolve_device(config.model.device)
+        window = Window(num_tokens, step_token_budget(config, device.type))
+        if window.most_blocks(ledger.block_size) <= ledger.num_blocks:
+            return None
+    return ledger.pool_tokens
 
 
 def job_setting(config: Config, inputs: JobInputs, dtype: torch.dtype) -> Setting:

@@ -1,9 +1,11 @@
 """Rows that fail before they run: no figure counts them, and a run says why they failed."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import tiny_models
 from tests.job.harness import Job
 
 HEAD = [7] * 20
@@ -110,6 +112,20 @@ def test_a_plan_counts_the_rows_that_the_pool_cannot_hold(
     assert "2 with errors" in (tight.out / "_plan.svg").read_text()
     assert tight("mode=plan", "pool.num_blocks=7") == 0
     assert "errors: none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("step_tokens", [16, 64])
+def test_a_plan_refuses_what_a_run_does_where_every_layer_has_a_window(
+    tight: Job, tmp_path: Path, step_tokens: int
+) -> None:
+    tight.given["model.path"] = str(tiny_models.save("mistral", tmp_path / "windowed"))
+    keys = ("pool.num_blocks=4", f"engine.max_num_batched_tokens={step_tokens}")
+    assert tight("mode=plan", *keys) == 0
+    planned = tight.json("_plan.json")["row_errors"]
+    # Steps of 64 tokens behind a window of 9 may touch 6 blocks, steps of 16 only 3.
+    assert planned == ({"exceeds_kv_capacity": 1} if step_tokens == 64 else {})
+    assert tight(*keys, "output.overwrite=true") == 0
+    assert tight.summary["errors"] == planned
 
 
 def test_several_samples_at_temperature_0_are_warned_of(

@@ -40,7 +40,8 @@ def failing_rows(store: PromptStore, *, pool_tokens: int | None) -> list[Failing
     """Find the rows that fail before the run or as soon as it takes them, by kind.
 
     Args:
-        pool_tokens: tokens that the KV pool holds; None where that is not known.
+        pool_tokens: tokens that the KV pool holds; None where that is not known, or where it
+            takes any prompt.
     """
     counts: Counter[RowErrorType] = Counter()
     examples: dict[RowErrorType, list[tuple[int, str]]] = {}
