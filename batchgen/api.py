@@ -19,8 +19,8 @@ import pyarrow as pa
 from batchgen.cli.checks import check_engine
 from batchgen.cli.keys import declared_keys
 from batchgen.config import Config, EngineConfig, ModelConfig, PoolConfig
-from batchgen.data.reader import RowBatch
-from batchgen.data.schema import RowResult
+from batchgen.data.input.reader import RowBatch
+from batchgen.data.output.schema import RowResult
 from batchgen.engine.request import BlockAccount
 from batchgen.errors import BatchgenError, RowError, RowErrorType, UsageError
 from batchgen.job.inputs import model_source

@@ -5,27 +5,27 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from batchgen.config import Config, LogFormat, Mode, OutputOrder
-from batchgen.data.carry import CarriedRows
-from batchgen.data.finished import FinishedRows
-from batchgen.data.output_dir import ERRORS, METRICS, OutputDir
+from batchgen.data.output.carry import CarriedRows
+from batchgen.data.output.directory import ERRORS, METRICS, OutputDir
+from batchgen.data.output.finished import FinishedRows
+from batchgen.data.output.writer import PartWriter
 from batchgen.data.stores.store import Place
-from batchgen.data.writer import PartWriter
 from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError, UsageError
-from batchgen.job.account import Account
-from batchgen.job.ahead import describe_ledger, show_plan, show_prompts
-from batchgen.job.breaker import Breaker, TooManyRowErrorsError
+from batchgen.job.accounts.account import Account
+from batchgen.job.accounts.summary import closing_lines, is_finished
+from batchgen.job.ahead.modes import describe_ledger, show_plan, show_prompts
+from batchgen.job.ahead.outlook import remember_speed
 from batchgen.job.calibrate import Calibration
 from batchgen.job.carry import carried_rows, copy_carried
 from batchgen.job.generate import Generation
 from batchgen.job.inputs import JobInputs
-from batchgen.job.interrupts import Interrupts, StopRequested
 from batchgen.job.load import LoadedEngine, build_engine, load_job_model
-from batchgen.job.outlook import remember_speed
 from batchgen.job.planning import JobPlan, open_output, plan_job
 from batchgen.job.status import describe_output
+from batchgen.job.stops.breaker import Breaker, TooManyRowErrorsError
+from batchgen.job.stops.interrupts import Interrupts, StopRequested
+from batchgen.job.stops.wall_time import WallTime
 from batchgen.job.stream import RequestStream
-from batchgen.job.summary import closing_lines, is_finished
-from batchgen.job.wall_time import WallTime
 from batchgen.report.displays import make_progress
 from batchgen.report.progress import Progress
 from batchgen.runtime.model import resolve_device

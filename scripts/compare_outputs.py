@@ -32,7 +32,7 @@ from stock import StockModel
 
 from batchgen.cli.checks import check
 from batchgen.config import Config
-from batchgen.data.schema import RowResult
+from batchgen.data.output.schema import RowResult
 from batchgen.engine.request import Request
 from batchgen.engine.step import SampleBatch
 from batchgen.errors import BatchgenError

@@ -17,8 +17,8 @@ from batchgen.cli.overrides import read_command_line
 from batchgen.cli.resources import conf_dir, jobs_dir
 from batchgen.cli.settle import settle
 from batchgen.config import Config
-from batchgen.data.reader import check_ids
-from batchgen.data.schema import RowResult
+from batchgen.data.input.reader import check_ids
+from batchgen.data.output.schema import RowResult
 from batchgen.engine.request import Request, noise_key
 from batchgen.errors import UsageError
 from batchgen.job.inputs import JobInputs

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from batchgen.cli.keys import Key, declared_keys, sections
 from batchgen.config import Config
-from batchgen.data.schema import RowResult, output_schema
+from batchgen.data.output.schema import RowResult, output_schema
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _COLUMNS = re.compile(r"(<!-- columns:[^\n]*-->\n).*?(<!-- end of columns -->)", re.DOTALL)

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from batchgen.config import Config
-from batchgen.data.schema import RowResult
+from batchgen.data.output.schema import RowResult
 from batchgen.engine.request import Request
 from batchgen.engine.running import RunningRequests
 from batchgen.engine.step import NO_TOKEN, SampleBatch

@@ -11,7 +11,7 @@ from typing import Any
 
 from batchgen.cli.settle import Settled, default_text
 from batchgen.config import Mode
-from batchgen.data.loose import LooseFile
+from batchgen.data.stores.loose import LooseFile
 from batchgen.errors import ExitCode
 from batchgen.report.plan_shapes import Sheet
 

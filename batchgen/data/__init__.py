@@ -1,1 +1,1 @@
-"""Parquet in, Parquet out: input files, part files, resume, and what a run leaves behind."""
+"""Parquet in (``input``), Parquet out (``output``), and where files lie (``stores``)."""

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from batchgen.config import SamplingConfig, ScoreCalibration
-from batchgen.data.output_dir import OutputDir
-from batchgen.data.parts import read_part
+from batchgen.data.output.directory import OutputDir
+from batchgen.data.output.parts import read_part
 from batchgen.engine.loop import Engine
 from batchgen.engine.request import Request
 from batchgen.errors import EngineError, UsageError

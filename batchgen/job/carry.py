@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from batchgen.data.carry import CarriedRows, write_carried
-from batchgen.data.files import OutputError
-from batchgen.data.output_dir import OutputDir
-from batchgen.data.reader import read_carried
+from batchgen.data.input.reader import read_carried
+from batchgen.data.output.carry import CarriedRows, write_carried
+from batchgen.data.output.directory import OutputDir
+from batchgen.data.output.files import OutputError
 from batchgen.job.inputs import JobInputs
 
 

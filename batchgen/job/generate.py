@@ -8,20 +8,19 @@ from time import perf_counter
 from typing import Any
 
 from batchgen.data import failpoints
-from batchgen.data.files import OutputError
-from batchgen.data.schema import RowResult
-from batchgen.data.writer import PartWriter
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.schema import RowResult
+from batchgen.data.output.writer import PartWriter
 from batchgen.engine.request import Request
-from batchgen.job.breaker import Breaker
-from batchgen.job.drain import Drain
-from batchgen.job.interrupts import Interrupts, StopRequested
 from batchgen.job.load import LoadedEngine
 from batchgen.job.planning import JobPlan
-from batchgen.job.state import describe_state
+from batchgen.job.state import describe_state, step_metrics
+from batchgen.job.stops.breaker import Breaker
+from batchgen.job.stops.drain import Drain
+from batchgen.job.stops.interrupts import Interrupts, StopRequested
+from batchgen.job.stops.wall_time import WallTime
+from batchgen.job.stops.watchdog import Watchdog
 from batchgen.job.stream import RequestStream
-from batchgen.job.summary import step_metrics
-from batchgen.job.wall_time import WallTime
-from batchgen.job.watchdog import Watchdog
 from batchgen.report.eta import Eta, Left, Pace
 from batchgen.report.metrics import MetricsLog
 from batchgen.report.percentiles import Percentiles

@@ -8,7 +8,7 @@ from typing import Any
 
 from batchgen.config import Config
 from batchgen.data.digest import file_digest
-from batchgen.data.manifest import Fingerprint
+from batchgen.data.output.manifest import Fingerprint
 from batchgen.job.inputs import JobInputs, prompt_spec
 
 # What transformers reads from a model's directory; other files there change nothing.

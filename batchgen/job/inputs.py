@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from batchgen.config import Config, InputConfig, NormalizeConfig, PromptConfig
-from batchgen.data.carry import carried_schema
-from batchgen.data.reader import id_type, read_rows
-from batchgen.data.schema import OWN_COLUMNS, output_schema
-from batchgen.data.source import InputSource, discover
+from batchgen.data.input.reader import id_type, read_rows
+from batchgen.data.input.source import InputSource, discover
+from batchgen.data.output.carry import carried_schema
+from batchgen.data.output.schema import OWN_COLUMNS, output_schema
 from batchgen.errors import RowError, RowErrorType, UsageError
 from batchgen.prompts.bad_words import BadWords
 from batchgen.prompts.fields.orders import find_orders

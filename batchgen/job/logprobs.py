@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from batchgen.data.logprobs import RowLogprobs
-from batchgen.data.schema import RowResult
+from batchgen.data.output.logprobs import RowLogprobs
+from batchgen.data.output.schema import RowResult
 from batchgen.engine.logprobs import TokenLogprobs
 from batchgen.engine.request import Request
 
 
 def logprob_columns(request: Request) -> dict[str, Any]:
-    """Give the columns of :class:`~batchgen.data.schema.RowResult` that an ended request fills."""
+    """Give what an ended request fills of :class:`~batchgen.data.output.schema.RowResult`."""
     log, params = request.logprobs, request.params
     if log is None:
         return {}

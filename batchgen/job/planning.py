@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from batchgen.config import Config
 from batchgen.data import failpoints
-from batchgen.data.files import OutputError
-from batchgen.data.finished import FinishedRows
-from batchgen.data.output_dir import OutputDir
-from batchgen.data.reader import check_ids
+from batchgen.data.input.reader import check_ids
+from batchgen.data.output.directory import OutputDir
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.finished import FinishedRows
 from batchgen.job.identity import fingerprint
 from batchgen.job.inputs import JobInputs, prompt_spec
 from batchgen.prompts.advice import Advice, WatchedRenderer, advise

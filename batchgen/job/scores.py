@@ -25,7 +25,7 @@ def log_probabilities(tree: ChoiceTree, requests: Sequence[Request]) -> FloatArr
 
 
 def label_columns(tree: ChoiceTree, requests: Sequence[Request]) -> dict[str, Any]:
-    """Give the label's columns of :class:`~batchgen.data.schema.RowResult`; not calibrated."""
+    """Give the label of a :class:`~batchgen.data.output.schema.RowResult`; not calibrated."""
     logarithms = log_probabilities(tree, requests)
     scores = normalised(logarithms[None])[0]
     best = int(scores.argmax())

@@ -1,11 +1,13 @@
-"""The state of a running job in words, for whoever wonders what it is doing."""
+"""The state of a running job: in words for whoever wonders, in figures for its log."""
 
 import time
+from typing import Any
 
-from batchgen.data.writer import PartWriter
+from batchgen.data.output.writer import PartWriter
 from batchgen.engine.request import Request
 from batchgen.job.load import LoadedEngine
 from batchgen.job.stream import RequestStream
+from batchgen.report.progress import Snapshot
 
 _SHOWN_ROWS = 5
 
@@ -28,6 +30,30 @@ def describe_state(loaded: LoadedEngine, stream: RequestStream, writer: PartWrit
             f"are written",
         ]
     )
+
+
+def step_metrics(loaded: LoadedEngine, snapshot: Snapshot) -> dict[str, Any]:
+    """Give a line of ``_metrics.jsonl``; counters are totals since the run's start."""
+    scheduler, stats = loaded.engine.scheduler, loaded.engine.stats
+    pool = scheduler.blocks.pool
+    counters = scheduler.counters
+    computed = counters.computed_tokens
+    return {
+        "steps": stats.steps,
+        "rows": snapshot.rows,
+        "running": snapshot.running,
+        "waiting": snapshot.waiting,
+        "swapped": snapshot.swapped,
+        "blocks": {"free": pool.num_free, "cached": pool.num_cached, "owned": pool.num_owned},
+        "swap_blocks_used": scheduler.swap_space.num_blocks - scheduler.swap_space.num_free,
+        "hit_rate": round(snapshot.hit_rate, 4),
+        "computed_tokens": computed,
+        "generated_tokens": counters.sampled_tokens,
+        "tokens_per_step": round(computed / stats.steps, 1) if stats.steps else 0.0,
+        "preemptions": counters.preemptions,
+        "evicted_needed": pool.evicted_needed,
+        "evicted_unneeded": pool.evicted_unneeded,
+    }
 
 
 def _row(request: Request, stream: RequestStream) -> str:

@@ -13,11 +13,11 @@ import pyarrow as pa
 import yaml  # type: ignore[import-untyped]
 
 from batchgen.config import Config, Resume
-from batchgen.data.finished import FinishedRows
-from batchgen.data.glance import Glance
-from batchgen.data.manifest import compare, describe
-from batchgen.data.output_dir import SUMMARY
-from batchgen.data.reader import check_ids
+from batchgen.data.input.reader import check_ids
+from batchgen.data.output.directory import SUMMARY
+from batchgen.data.output.finished import FinishedRows
+from batchgen.data.output.glance import Glance
+from batchgen.data.output.manifest import compare, describe
 from batchgen.data.stores.store import Place, place_of, store_of
 from batchgen.errors import UsageError
 from batchgen.job.identity import fingerprint

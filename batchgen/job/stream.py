@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from batchgen.data.schema import RowResult
+from batchgen.data.output.schema import RowResult
 from batchgen.engine.request import BlockAccount, Request, noise_key
 from batchgen.errors import RowError
 from batchgen.job.logprobs import logprob_columns, with_prompt_logprobs

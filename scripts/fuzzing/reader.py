@@ -16,8 +16,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from torture_job import make_model
 
-from batchgen.data.reader import check_ids, id_type, read_original_rows, read_rows
-from batchgen.data.source import InputSource, discover
+from batchgen.data.input.reader import check_ids, id_type, read_original_rows, read_rows
+from batchgen.data.input.source import InputSource, discover
 from batchgen.errors import UsageError
 from batchgen.prompts.limits import Limits
 from batchgen.prompts.render import Renderer

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchgen.data import failpoints
-from batchgen.data.output_dir import OutputDir
-from batchgen.data.schema import RowResult, output_schema
+from batchgen.data.output.directory import OutputDir
+from batchgen.data.output.schema import RowResult, output_schema
+from batchgen.data.output.writer import PartWriter
 from batchgen.data.stores.store import Place
-from batchgen.data.writer import PartWriter
 
 INT = pa.int64()
 

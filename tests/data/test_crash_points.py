@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.data.output_dir import OutputDir
-from batchgen.data.parts import next_part_number, read_part, write_part
-from batchgen.data.source import discover
+from batchgen.data.input.source import discover
+from batchgen.data.output.directory import OutputDir
+from batchgen.data.output.parts import next_part_number, read_part, write_part
 from batchgen.data.stores.names import part_name
 from tests.data.crash import Crash, begin, crash_at, failed, keys, ok, run, visible, write
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.data import parts as parts_module
-from batchgen.data.files import OutputError
-from batchgen.data.glance import Glance
-from batchgen.data.output_dir import OutputDir
-from batchgen.data.parts import list_parts
+from batchgen.data.output import parts as parts_module
+from batchgen.data.output.directory import OutputDir
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.glance import Glance
+from batchgen.data.output.parts import list_parts
 from batchgen.data.stores.local import LocalStore
 from tests.data.crash import INT, Crash, begin, crash_at, failed, keys, ok, run, spoil, visible
 

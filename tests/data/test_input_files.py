@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.data import source as source_module
-from batchgen.data.source import discover, natural_key
+from batchgen.data.input import source as source_module
+from batchgen.data.input.source import discover, natural_key
 from batchgen.errors import UsageError
 
 

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batchgen.data import types as types_module
 from batchgen.data.ids import IdCheck, id_keys
-from batchgen.data.reader import (
+from batchgen.data.input import types as types_module
+from batchgen.data.input.reader import (
     RowBatch,
     check_ids,
     id_type,
     read_original_rows,
     read_rows,
 )
-from batchgen.data.source import InputSource, discover
+from batchgen.data.input.source import InputSource, discover
 from batchgen.errors import UsageError
 
 
@@ -207,11 +207,13 @@ def test_f04_a_batch_whose_text_outgrows_one_array_is_halved(
             raise pa.ArrowInvalid("offset overflow")
         return types_module.conform(array, kind)
 
-    monkeypatch.setattr("batchgen.data.reader.conform", conform)
+    monkeypatch.setattr("batchgen.data.input.reader.conform", conform)
     batches = read(source, "p")
     assert [batch.table.num_rows for batch in batches] == [2, 1, 2]
     assert [batch.first_row_index for batch in batches] == [0, 2, 3]
-    monkeypatch.setattr("batchgen.data.reader.conform", lambda array, kind: array.cast(pa.int8()))
+    monkeypatch.setattr(
+        "batchgen.data.input.reader.conform", lambda array, kind: array.cast(pa.int8())
+    )
     with pytest.raises(UsageError, match=r"0\.parquet, row 0"):
         read(source, "p")
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.data.logprobs import LOGPROBS_TYPE, RowLogprobs, logprob_array
+from batchgen.data.output.logprobs import LOGPROBS_TYPE, RowLogprobs, logprob_array
 
 
 @st.composite

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from s3_loopback import S3
 
-from batchgen.data.loose import LooseFile
+from batchgen.data.stores.loose import LooseFile
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

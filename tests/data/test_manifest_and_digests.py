@@ -8,7 +8,7 @@ import pytest
 
 from batchgen.data import digest as digest_module
 from batchgen.data.digest import file_digest
-from batchgen.data.manifest import (
+from batchgen.data.output.manifest import (
     ABSENT,
     Difference,
     compare,

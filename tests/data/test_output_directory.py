@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.data import ordering as ordering_module
-from batchgen.data.files import OutputError
-from batchgen.data.finished import FinishedRows
-from batchgen.data.lock import DirectoryLock
-from batchgen.data.ordering import sort_parts
-from batchgen.data.output_dir import OutputDir
-from batchgen.data.parts import list_parts
-from batchgen.data.schema import RowResult, output_schema
-from batchgen.data.source import discover
-from batchgen.data.writer import PartLimits
+from batchgen.data.input.source import discover
+from batchgen.data.output import ordering as ordering_module
+from batchgen.data.output.directory import OutputDir
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.finished import FinishedRows
+from batchgen.data.output.ordering import sort_parts
+from batchgen.data.output.parts import list_parts
+from batchgen.data.output.schema import RowResult, output_schema
+from batchgen.data.output.writer import PartLimits
+from batchgen.data.stores.lock import DirectoryLock
 from batchgen.errors import UsageError
 from tests.data.crash import INT, begin, failed, keys, ok, run, visible, write
 
@@ -253,8 +253,8 @@ def test_f13_a_writer_killed_at_any_moment_leaves_whole_parts(tmp_path: Path) ->
         import itertools, sys
         from pathlib import Path
         import pyarrow as pa
-        from batchgen.data.schema import RowResult, output_schema
-        from batchgen.data.writer import PartWriter
+        from batchgen.data.output.schema import RowResult, output_schema
+        from batchgen.data.output.writer import PartWriter
         writer = PartWriter(Path(sys.argv[1]), output_schema(pa.int64()), rows_per_part=3)
         for i in itertools.count():
             writer.put(RowResult(i, i, 0, "ok", "text"))
@@ -422,7 +422,7 @@ def test_failed_rows_are_an_input_again_with_their_own_columns(tmp_path: Path) -
 
 HOLDER = """
     import sys
-    from batchgen.data.output_dir import OutputDir
+    from batchgen.data.output.directory import OutputDir
     with OutputDir(sys.argv[1]):
         print(flush=True)
         sys.stdin.read()

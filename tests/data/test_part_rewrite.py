@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from batchgen.data.files import OutputError
-from batchgen.data.parts import list_parts, read_part, write_part
-from batchgen.data.rewrite import rewrite_parts
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.parts import list_parts, read_part, write_part
+from batchgen.data.output.rewrite import rewrite_parts
 from batchgen.data.stores.names import part_name
 
 

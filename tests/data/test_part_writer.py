@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batchgen.data import parts as parts_module
-from batchgen.data.files import OutputError
-from batchgen.data.parts import DamagedPartError, list_parts, part_schema, read_part
-from batchgen.data.schema import RowResult, output_schema, to_table
-from batchgen.data.writer import PartLimits, PartWriter
+from batchgen.data.output import parts as parts_module
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.parts import DamagedPartError, list_parts, part_schema, read_part
+from batchgen.data.output.schema import RowResult, output_schema, to_table
+from batchgen.data.output.writer import PartLimits, PartWriter
 
 SCHEMA = output_schema(pa.int64())
 
@@ -198,9 +198,9 @@ def test_h02_a_limit_of_the_kernel_leaves_no_torn_file(tmp_path: Path) -> None:
         import resource, signal, sys
         from pathlib import Path
         import pyarrow as pa
-        from batchgen.data.files import OutputError
-        from batchgen.data.schema import RowResult, output_schema
-        from batchgen.data.writer import PartWriter
+        from batchgen.data.output.files import OutputError
+        from batchgen.data.output.schema import RowResult, output_schema
+        from batchgen.data.output.writer import PartWriter
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         tokens = [i * 7919 % 99991 for i in range(50_000)]

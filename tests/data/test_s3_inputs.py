@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from s3_loopback import S3, Fault, Proxy
 
-from batchgen.data.reader import check_ids, read_original_rows, read_rows
-from batchgen.data.source import discover
+from batchgen.data.input.reader import check_ids, read_original_rows, read_rows
+from batchgen.data.input.source import discover
 from batchgen.data.stores import bucket as bucket_module
 from batchgen.data.stores import faults as faults_module
 from batchgen.errors import UsageError

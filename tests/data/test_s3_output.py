@@ -17,10 +17,10 @@ import pytest
 from s3_loopback import S3, Fault, Proxy
 
 from batchgen.data import failpoints
-from batchgen.data.files import OutputError
-from batchgen.data.glance import Glance
-from batchgen.data.output_dir import OutputDir
-from batchgen.data.source import discover
+from batchgen.data.input.source import discover
+from batchgen.data.output.directory import OutputDir
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.glance import Glance
 from batchgen.data.stores import bucket as bucket_module
 from batchgen.data.stores import faults as faults_module
 from batchgen.data.stores import lease as lease_module

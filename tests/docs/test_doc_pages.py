@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from batchgen.cli.keys import declared_keys
-from batchgen.data.schema import output_schema
+from batchgen.data.output.schema import output_schema
 from batchgen.errors import ExitCode, RowErrorType
 from tests.docs.test_doc_commands import ELSEWHERE
 from tests.realdata import ROOT

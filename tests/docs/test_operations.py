@@ -19,7 +19,7 @@ import yaml
 from torture_job import make_input, make_model
 
 from batchgen.cli.keys import declared_keys
-from batchgen.data.writer import PartLimits, PartWriter
+from batchgen.data.output.writer import PartLimits, PartWriter
 from batchgen.engine.loop import Engine
 from batchgen.errors import ExitCode
 from batchgen.report.json_log import EVENTS

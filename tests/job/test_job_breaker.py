@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine.step import NO_TOKEN
-from batchgen.job.breaker import MIN_FAILED, Breaker
+from batchgen.job.stops.breaker import MIN_FAILED, Breaker
 from batchgen.runtime.executor import ModelExecutor
 from tests.job.harness import Job
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.data.schema import output_schema
+from batchgen.data.output.schema import output_schema
 from tests.job.harness import Job
 
 ROWS = 40

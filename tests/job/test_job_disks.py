@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.data import files as files_module
-from batchgen.data.lock import DirectoryLock
+from batchgen.data.output import files as files_module
+from batchgen.data.stores.lock import DirectoryLock
 from tests.job.harness import Job
 
 ROWS = [{"id": n, "prompt": f"The quick brown fox {n % 5} jumps {n}"} for n in range(16)]

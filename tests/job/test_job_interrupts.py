@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import transformers
 
-from batchgen.data import writer as writer_module
-from batchgen.data.output_dir import OutputDir
-from batchgen.data.writer import PartWriter
+from batchgen.data.output import writer as writer_module
+from batchgen.data.output.directory import OutputDir
+from batchgen.data.output.writer import PartWriter
 from batchgen.runtime.executor import ModelExecutor
 from tests.job.harness import Job
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from batchgen.data.logprobs import LOGPROBS_TYPE
+from batchgen.data.output.logprobs import LOGPROBS_TYPE
 from tests.job.harness import Job
 
 SHARED = "A review of the movie: good acting, bad story, and a fine end. "

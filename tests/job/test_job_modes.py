@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.data.schema import output_schema
+from batchgen.data.output.schema import output_schema
 from tests.job.harness import Job
 
 PREFIX = "The quick brown fox jumps over the lazy dog. A review of the movie: good acting. "

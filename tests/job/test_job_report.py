@@ -118,12 +118,12 @@ def test_a_report_that_cannot_be_made_keeps_no_run_from_its_own_end(
     def fails(*_: Any) -> Any:
         raise RuntimeError("no more")
 
-    monkeypatch.setattr("batchgen.job.account.write_report", fails)
+    monkeypatch.setattr("batchgen.job.accounts.account.write_report", fails)
     assert job() == 0
     assert (job.out / "_SUCCESS").exists()
     assert "no report could be made of this run: RuntimeError('no more')" in capsys.readouterr().err
     monkeypatch.setattr(ModelExecutor, "execute", fails)
-    monkeypatch.setattr("batchgen.job.account.OutputTotals.read", fails)
+    monkeypatch.setattr("batchgen.job.accounts.account.OutputTotals.read", fails)
     assert job("output.overwrite=true") == 4
     said = capsys.readouterr().err
     assert "no account could be given of this run" in said

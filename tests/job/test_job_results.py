@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchgen.cli import app
-from batchgen.data.schema import output_schema
+from batchgen.data.output.schema import output_schema
 from tests.job.harness import Job
 
 TEXTS = [

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.data import parts as parts_module
+from batchgen.data.output import parts as parts_module
 from batchgen.runtime.executor import ModelExecutor
 from tests.job.harness import Job
 

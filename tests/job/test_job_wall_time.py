@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from batchgen.job.drain import Drain
-from batchgen.job.wall_time import WallTime
+from batchgen.job.stops.drain import Drain
+from batchgen.job.stops.wall_time import WallTime
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine_over_fake, make_requests, make_scheduler

@@ -13,7 +13,7 @@ import pytest
 from batchgen.engine.loop import Engine
 from batchgen.errors import EngineError
 from batchgen.job import generate as generate_module
-from batchgen.job.watchdog import Watchdog
+from batchgen.job.stops.watchdog import Watchdog
 from batchgen.runtime.executor import ModelExecutor
 from tests.job.harness import Job
 

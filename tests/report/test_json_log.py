@@ -47,7 +47,7 @@ def test_what_others_write_to_standard_error_becomes_events_too(monkeypatch) -> 
         sys.stderr.write("half ")
         sys.stderr.write('a "line"\n')
         sys.stderr.write("\r10%\r50%\rloaded\n")
-        logging.getLogger("batchgen.data.writer").error("no %s", "room")
+        logging.getLogger("batchgen.data.output.writer").error("no %s", "room")
         logging.getLogger("x").info("not told")
         stderr_lines().write("message", "ours")
         sys.stderr.write("no end")
@@ -59,7 +59,7 @@ def test_what_others_write_to_standard_error_becomes_events_too(monkeypatch) -> 
         "loaded",
         "no room",
     ]
-    assert (found[3]["event"], found[3]["logger"]) == ("log", "batchgen.data.writer")
+    assert (found[3]["event"], found[3]["logger"]) == ("log", "batchgen.data.output.writer")
     assert [each["message"] for each in found[-2:]] == ["ours", "no end"]
 
 

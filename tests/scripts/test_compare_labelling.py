@@ -8,7 +8,7 @@ import pytest
 from check_json_outputs import invalid
 from compare_labelling import Figures, complaints, figures_of, table
 
-from batchgen.data.schema import RowResult, output_schema, to_table
+from batchgen.data.output.schema import RowResult, output_schema, to_table
 
 PEOPLE = {"r0": "positive", "r1": "negative", "r2": "negative", "r3": "positive"}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from job_rows import compose_job, open_rows, with_block_size
 from stock import StockModel
 
-from batchgen.data.schema import RowResult
+from batchgen.data.output.schema import RowResult
 from batchgen.engine.request import Request
 from batchgen.engine.step import SampleBatch
 from batchgen.job.load import load_job_model

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from show_labels import labelled_rows, report
 
-from batchgen.data.schema import RowResult, output_schema, to_table
+from batchgen.data.output.schema import RowResult, output_schema, to_table
 
 
 def _result(row_index: int, answer: str | None) -> RowResult:

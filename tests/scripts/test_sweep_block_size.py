@@ -10,7 +10,7 @@ from prepare_data import prepare_data
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from batchgen.data.schema import RowResult, output_schema, to_table
+from batchgen.data.output.schema import RowResult, output_schema, to_table
 from tests.tiny_models import FAMILIES, build
 
 OUTPUT = 4

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Self
 
 from batchgen.data import failpoints
-from batchgen.data.lock import Owner
 from batchgen.data.stores.bucket import Bucket, Stamp
 from batchgen.data.stores.faults import StoreError
+from batchgen.data.stores.lock import Owner
 from batchgen.errors import UsageError
 
 logger = logging.getLogger(__name__)

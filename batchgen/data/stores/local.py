@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from batchgen.data import failpoints
 from batchgen.data.digest import file_digest
-from batchgen.data.lock import DirectoryLock, Owner, is_held
+from batchgen.data.stores.lock import DirectoryLock, Owner, is_held
 from batchgen.data.stores.names import temporary_name
 
 _NO_SYNC_HERE = {errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}

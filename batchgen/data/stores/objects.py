@@ -13,10 +13,10 @@ from typing import BinaryIO, Self
 import pyarrow.fs as pafs
 
 from batchgen.data import failpoints
-from batchgen.data.lock import Owner
 from batchgen.data.stores.bucket import Bucket, ObjectFile
 from batchgen.data.stores.lease import Claim, Lease
 from batchgen.data.stores.ledger import PartLedger
+from batchgen.data.stores.lock import Owner
 from batchgen.data.stores.names import part_number
 from batchgen.data.stores.scratch import drop_scratch, make_scratch, scratch_directory
 from batchgen.s3_uri import PREFIX, S3Uri

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 import pyarrow.parquet as pq
 
-from batchgen.data.lock import Owner
 from batchgen.data.stores.local import LocalStore
+from batchgen.data.stores.lock import Owner
 from batchgen.data.stores.objects import ObjectPath
 from batchgen.s3_uri import S3Uri, is_s3
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchgen.data.ids import Keys, id_keys
-from batchgen.data.parts import DamagedPartError, read_part
+from batchgen.data.output.parts import DamagedPartError, read_part
 from batchgen.data.stores.store import Place
 from batchgen.errors import UsageError
 

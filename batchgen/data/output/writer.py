@@ -10,10 +10,10 @@ from typing import Self
 
 import pyarrow as pa
 
-from batchgen.data.carry import CarriedRows
-from batchgen.data.files import OutputError
-from batchgen.data.parts import next_part_number, write_part
-from batchgen.data.schema import RowResult, to_table
+from batchgen.data.output.carry import CarriedRows
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.parts import next_part_number, write_part
+from batchgen.data.output.schema import RowResult, to_table
 from batchgen.data.stores.names import part_name
 from batchgen.data.stores.store import Place
 

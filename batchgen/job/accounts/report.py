@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from batchgen.config import Config
-from batchgen.data.output_dir import METRICS, OutputDir
+from batchgen.data.output.directory import METRICS, OutputDir
+from batchgen.job.accounts.totals import OutputTotals, RowPlace, read_places
 from batchgen.job.inputs import JobInputs
 from batchgen.job.planning import JobPlan
-from batchgen.job.totals import OutputTotals, RowPlace, read_places
 from batchgen.report.content import Content, FailedRow, Group, SampleRow
 from batchgen.report.page import render
 from batchgen.report.series import Point, last_run

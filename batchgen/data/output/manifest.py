@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from typing import Any
 
-from batchgen.data.files import write_json_durably
+from batchgen.data.output.files import write_json_durably
 from batchgen.data.stores.store import Place, store_of
 from batchgen.errors import UsageError
 

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from batchgen.data import failpoints
-from batchgen.data.files import OutputError
-from batchgen.data.parts import list_parts, read_part, write_part
-from batchgen.data.replace import replace_parts, staging_directory
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.parts import list_parts, read_part, write_part
+from batchgen.data.output.replace import replace_parts, staging_directory
+from batchgen.data.output.writer import PartLimits
 from batchgen.data.stores.names import part_name
 from batchgen.data.stores.store import Place, store_of
-from batchgen.data.writer import PartLimits
 
 _KEYS = ["row_index", "sample_index"]
 # Each bucket is an open file while rows are dealt out.

@@ -12,31 +12,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchgen.data import failpoints
-from batchgen.data.discard import discard_rows
-from batchgen.data.failed_rows import write_failed_rows
-from batchgen.data.files import (
+from batchgen.data.input.source import InputSource
+from batchgen.data.output.discard import discard_rows
+from batchgen.data.output.failed_rows import write_failed_rows
+from batchgen.data.output.files import (
     OutputError,
     remove_durably,
     write_json_durably,
     write_text_durably,
 )
-from batchgen.data.finished import FinishedRows
-from batchgen.data.manifest import (
+from batchgen.data.output.finished import FinishedRows
+from batchgen.data.output.manifest import (
     Fingerprint,
     compare,
     read_fingerprint,
     refuse_mismatch,
     write_manifest,
 )
-from batchgen.data.ordering import sort_parts
-from batchgen.data.parts import DamagedPartError, check_part, list_parts, write_part
-from batchgen.data.recovery import QUARANTINE, recover, set_aside, sweep_strays
-from batchgen.data.replace import RECORD_NAME, STAGED_NAME
-from batchgen.data.rewrite import rewrite_parts
-from batchgen.data.source import InputSource
+from batchgen.data.output.ordering import sort_parts
+from batchgen.data.output.parts import DamagedPartError, check_part, list_parts, write_part
+from batchgen.data.output.recovery import QUARANTINE, recover, set_aside, sweep_strays
+from batchgen.data.output.replace import RECORD_NAME, STAGED_NAME
+from batchgen.data.output.rewrite import rewrite_parts
+from batchgen.data.output.writer import PartLimits
 from batchgen.data.stores.names import part_name, part_number
 from batchgen.data.stores.store import Place, place_of, store_of
-from batchgen.data.writer import PartLimits
 from batchgen.errors import UsageError
 
 Resume = Literal["if_possible", "never", "always"]

@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchgen.data.files import OutputError
-from batchgen.data.parts import list_parts, next_part_number, read_part, write_part
-from batchgen.data.replace import replace_parts, staging_directory
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.parts import list_parts, next_part_number, read_part, write_part
+from batchgen.data.output.replace import replace_parts, staging_directory
 from batchgen.data.stores.names import part_name
 from batchgen.data.stores.store import Place, store_of
 

@@ -6,23 +6,23 @@ from datetime import UTC, datetime
 from typing import Any
 
 from batchgen.config import Config
-from batchgen.data.output_dir import OutputDir
+from batchgen.data.output.directory import OutputDir
 from batchgen.errors import BatchgenError, ExitCode
-from batchgen.job.failures import failure_lines
-from batchgen.job.generate import Generation
-from batchgen.job.inputs import JobInputs
-from batchgen.job.interrupts import StopRequested
-from batchgen.job.load import LoadedEngine
-from batchgen.job.planning import JobPlan
-from batchgen.job.report import write_report
-from batchgen.job.summary import (
+from batchgen.job.accounts.failures import failure_lines
+from batchgen.job.accounts.report import write_report
+from batchgen.job.accounts.summary import (
     engine_figures,
     machine_figures,
     memory_figures,
     plan_figures,
     sharing_figures,
 )
-from batchgen.job.totals import OutputTotals
+from batchgen.job.accounts.totals import OutputTotals
+from batchgen.job.generate import Generation
+from batchgen.job.inputs import JobInputs
+from batchgen.job.load import LoadedEngine
+from batchgen.job.planning import JobPlan
+from batchgen.job.stops.interrupts import StopRequested
 from batchgen.report.percentiles import Percentiles
 from batchgen.report.progress import Progress
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from batchgen.config import Config, OutputOrder
-from batchgen.data.finished import FinishedRows
-from batchgen.data.output_dir import SUMMARY, OutputDir
+from batchgen.data.output.directory import SUMMARY, OutputDir
+from batchgen.data.output.finished import FinishedRows
 from batchgen.data.stores.store import Place
 from batchgen.engine.counters import SchedulerCounters
 from batchgen.engine.stats import EngineStats
@@ -22,7 +22,6 @@ from batchgen.job.planning import JobPlan
 from batchgen.report.hits import HitFigures, PoolFigures, explain, explain_part, lost_tokens
 from batchgen.report.machine import nvml_memory, peak_rss_bytes, versions
 from batchgen.report.percentiles import Percentiles
-from batchgen.report.progress import Snapshot
 
 _SHARING_FIGURES = (
     "evicted_blocks",
@@ -190,30 +189,6 @@ def sharing_figures(
         "hit_rate": _ratio(hits.shared_tokens, hits.request_tokens),
         "sharing_saves_bytes": max(0, round(saved * loaded.ledger.bytes_per_block)),
         "sharing": lines,
-    }
-
-
-def step_metrics(loaded: LoadedEngine, snapshot: Snapshot) -> dict[str, Any]:
-    """Give a line of ``_metrics.jsonl``; counters are totals since the run's start."""
-    scheduler, stats = loaded.engine.scheduler, loaded.engine.stats
-    pool = scheduler.blocks.pool
-    counters = scheduler.counters
-    computed = counters.computed_tokens
-    return {
-        "steps": stats.steps,
-        "rows": snapshot.rows,
-        "running": snapshot.running,
-        "waiting": snapshot.waiting,
-        "swapped": snapshot.swapped,
-        "blocks": {"free": pool.num_free, "cached": pool.num_cached, "owned": pool.num_owned},
-        "swap_blocks_used": scheduler.swap_space.num_blocks - scheduler.swap_space.num_free,
-        "hit_rate": round(snapshot.hit_rate, 4),
-        "computed_tokens": computed,
-        "generated_tokens": counters.sampled_tokens,
-        "tokens_per_step": round(computed / stats.steps, 1) if stats.steps else 0.0,
-        "preemptions": counters.preemptions,
-        "evicted_needed": pool.evicted_needed,
-        "evicted_unneeded": pool.evicted_unneeded,
     }
 
 

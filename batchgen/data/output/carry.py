@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from batchgen.data.source import InputSource
+from batchgen.data.input.source import InputSource
 from batchgen.errors import UsageError
 
 ALL = "all"

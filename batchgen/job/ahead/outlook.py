@@ -8,11 +8,11 @@ import torch
 
 from batchgen.config import Config, FieldOrder
 from batchgen.engine.block_manager import Window
-from batchgen.job.field_orders import FieldOrderCost
+from batchgen.job.ahead.field_orders import FieldOrderCost
+from batchgen.job.ahead.speeds import Setting, Speed, SpeedBook, Work, digest, estimate
 from batchgen.job.inputs import JobInputs
 from batchgen.job.load import LoadedEngine, step_token_budget
 from batchgen.job.planning import JobPlan
-from batchgen.job.speeds import Setting, Speed, SpeedBook, Work, digest, estimate
 from batchgen.prompts.outlook.edges import MergedEnd, find_merged_end
 from batchgen.prompts.outlook.rows import failing_rows, repeated_rows
 from batchgen.runtime.kv_cache import LayerGeometry, window_of_all

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from batchgen.data.files import OutputError
-from batchgen.data.finished import FinishedRows
-from batchgen.data.lock import Owner
-from batchgen.data.manifest import read_manifest
-from batchgen.data.output_dir import LOCK, MANIFEST, METRICS, SUCCESS
-from batchgen.data.parts import DamagedPartError, check_part, part_schema
-from batchgen.data.replace import Replacement, settled_parts
+from batchgen.data.output.directory import LOCK, MANIFEST, METRICS, SUCCESS
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.finished import FinishedRows
+from batchgen.data.output.manifest import read_manifest
+from batchgen.data.output.parts import DamagedPartError, check_part, part_schema
+from batchgen.data.output.replace import Replacement, settled_parts
+from batchgen.data.stores.lock import Owner
 from batchgen.data.stores.store import Place, store_of
 
 # A live run may replace the parts while they are looked at.

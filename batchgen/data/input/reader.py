@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from batchgen.data import failpoints
 from batchgen.data.ids import IdCheck
-from batchgen.data.source import InputFile, InputSource
+from batchgen.data.input.source import InputFile, InputSource
+from batchgen.data.input.types import conform, is_text, replace_invalid_text
 from batchgen.data.stores.store import parquet_file
-from batchgen.data.types import conform, is_text, replace_invalid_text
 from batchgen.errors import UsageError
 
 # Column chunks are read through a buffer of this size, and not fetched ahead: otherwise whole

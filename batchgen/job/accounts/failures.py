@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from batchgen.data.output_dir import ERRORS
+from batchgen.data.output.directory import ERRORS
 from batchgen.data.stores.store import Place
 from batchgen.errors import RowErrorType
-from batchgen.job.report import REPORT
-from batchgen.job.totals import OutputTotals, read_places
+from batchgen.job.accounts.report import REPORT
+from batchgen.job.accounts.totals import OutputTotals, read_places
 
 _MESSAGE_CHARS = 200
 

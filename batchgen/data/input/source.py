@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.data import failpoints
-from batchgen.data.find import find_files
+from batchgen.data.input.find import find_files
+from batchgen.data.input.types import common_type, normalize_type, without_views
 from batchgen.data.stores.store import Place, parquet_file, store_of
-from batchgen.data.types import common_type, normalize_type, without_views
 from batchgen.errors import UsageError
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchgen.data.files import OutputError, durable_file
+from batchgen.data.output.files import OutputError, durable_file
 from batchgen.data.stores.names import part_number
 from batchgen.data.stores.store import Place, parquet_file, store_of
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from batchgen.config import Config, FieldOrder
-from batchgen.data.output_dir import OutputDir
+from batchgen.data.output.directory import OutputDir
 from batchgen.job.inputs import JobInputs
 from batchgen.job.planning import plan_job
 from batchgen.prompts.plan import Plan

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from batchgen.data import failpoints
-from batchgen.data.files import OutputError, remove_durably, write_json_durably
-from batchgen.data.parts import list_parts
+from batchgen.data.output.files import OutputError, remove_durably, write_json_durably
+from batchgen.data.output.parts import list_parts
 from batchgen.data.stores.names import part_number
 from batchgen.data.stores.store import Place, store_of
 

@@ -3,9 +3,9 @@
 import logging
 
 from batchgen.data import failpoints
-from batchgen.data.files import OutputError
-from batchgen.data.parts import DamagedPartError, list_parts, part_schema
-from batchgen.data.replace import complete_replacement
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.parts import DamagedPartError, list_parts, part_schema
+from batchgen.data.output.replace import complete_replacement
 from batchgen.data.stores.names import is_temporary
 from batchgen.data.stores.store import Place, store_of
 

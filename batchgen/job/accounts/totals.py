@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchgen.data.output_dir import OutputDir
-from batchgen.data.parts import read_part
+from batchgen.data.output.directory import OutputDir
+from batchgen.data.output.parts import read_part
 from batchgen.data.stores.store import Place
 from batchgen.report.lengths import Lengths
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.data import failpoints
-from batchgen.data.files import OutputError, durable_file
-from batchgen.data.reader import read_original_rows
-from batchgen.data.source import InputSource
+from batchgen.data.input.reader import read_original_rows
+from batchgen.data.input.source import InputSource
+from batchgen.data.output.files import OutputError, durable_file
 from batchgen.data.stores.names import temporary_name
 from batchgen.data.stores.store import Place, store_of
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from batchgen.data.files import OutputError
-from batchgen.data.parts import list_parts, read_part, write_part
-from batchgen.data.replace import replace_parts, staging_directory
+from batchgen.data.output.files import OutputError
+from batchgen.data.output.parts import list_parts, read_part, write_part
+from batchgen.data.output.replace import replace_parts, staging_directory
 from batchgen.data.stores.names import part_name, part_number
 from batchgen.data.stores.store import Place
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from batchgen.config import Config
-from batchgen.data.output_dir import OutputDir
-from batchgen.job.field_orders import other_field_orders
+from batchgen.data.output.directory import OutputDir
+from batchgen.job.ahead.field_orders import other_field_orders
+from batchgen.job.ahead.outlook import outlook
 from batchgen.job.inputs import JobInputs, model_source
-from batchgen.job.outlook import outlook
 from batchgen.job.planning import JobPlan, plan_job
 from batchgen.job.pool_size import plan_ledger
 from batchgen.prompts.preview import preview

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from batchgen.data.carry import CarriedRows
-from batchgen.data.logprobs import LOGPROBS_TYPE, RowLogprobs, logprob_array
+from batchgen.data.output.carry import CarriedRows
+from batchgen.data.output.logprobs import LOGPROBS_TYPE, RowLogprobs, logprob_array
 
 # Well below the 2^31 bytes that the offsets of one Arrow string array can address.
 MAX_BATCH_BYTES = 1 << 28
@@ -34,7 +34,7 @@ class RowResult:
         stop_reason: the stop string or stop token id that ended it, as text.
         cumulative_logprob: the log-probability of the whole output, where ``logprobs`` was asked
             for.
-        logprobs: of the output's tokens; see ``batchgen.data.logprobs``.
+        logprobs: of the output's tokens; see ``batchgen.data.output.logprobs``.
         prompt_logprobs: of the prompt's tokens; the first one, which follows nothing, is null.
         label: the likeliest of the row's choices, where it was scored.
         label_score: its probability among the choices.

@@ -1,0 +1,1 @@
+"""Parquet in: finding the files, checking them all, reading their rows."""

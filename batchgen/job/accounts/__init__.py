@@ -1,0 +1,1 @@
+"""What a run tells of itself when it ends: figures, totals, failures, the page."""
