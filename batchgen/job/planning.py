@@ -16,7 +16,8 @@ from batchgen.data.output.files import OutputError
 from batchgen.data.output.finished import FinishedRows
 from batchgen.job.identity import fingerprint
 from batchgen.job.inputs import JobInputs, prompt_spec
-from batchgen.prompts.advice import Advice, WatchedRenderer, advise
+from batchgen.prompts.advice.columns import Advice, advise
+from batchgen.prompts.advice.sample import WatchedRenderer
 from batchgen.prompts.outlook.rows import group_texts
 from batchgen.prompts.plan import Plan
 from batchgen.prompts.planner import make_plan

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from batchgen.prompts.advice import Advice
+from batchgen.prompts.advice.columns import Advice
 from batchgen.prompts.future import PlannedFuture
 from batchgen.prompts.normalize.rules import Changes
 from batchgen.prompts.order import Duplicates, PrefixGroup, Rows

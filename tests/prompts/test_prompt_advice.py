@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from batchgen.prompts.advice import WatchedRenderer, advise
+from batchgen.prompts.advice.columns import advise
+from batchgen.prompts.advice.sample import WatchedRenderer
 from batchgen.prompts.limits import Limits
 from batchgen.prompts.planner import make_plan
 from batchgen.prompts.source import PromptSpec

@@ -15,13 +15,14 @@ import jinja2
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from jinja2 import meta, nodes
 
 from batchgen.errors import RowError, UsageError
+from batchgen.prompts.advice.rewrite import Piece, moved_to_end, template_pieces
+from batchgen.prompts.advice.sample import SAMPLE_ROWS, RowSample
 from batchgen.prompts.encoder import PromptEncoder
 from batchgen.prompts.limits import Limits
 from batchgen.prompts.order import IdsOf, Rows, common_prefix, neighbour_lcp, prefix_order
-from batchgen.prompts.render import Prompt, Renderer
+from batchgen.prompts.render import Renderer
 from batchgen.prompts.source import PromptSpec, Source
 from batchgen.prompts.template import RowTemplate
 from batchgen.prompts.tokenizer import Tokenizer
@@ -30,8 +31,6 @@ from batchgen.prompts.tokenizer import Tokenizer
 _NOTEWORTHY_TOKENS = 16
 _NOTEWORTHY_SHARE = 0.05
 
-_SAMPLE_ROWS = 256
-_RUNS = 4
 _MIN_ROWS = 8
 _MAX_COLUMNS = 16
 _MAX_TOKENISED = 3
@@ -43,8 +42,6 @@ _CHARS_PER_TOKEN = 4
 _Move = tuple[tuple[str, ...], str]
 """Columns, and the template with what they write at its end."""
 _Ids = npt.NDArray[np.int32]
-_BLOCKS = frozenset(("autoescape", "block", "call", "filter", "for", "if", "macro", "with"))
-_DEFINITIONS = (nodes.Assign, nodes.AssignBlock, nodes.Macro)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,80 +72,6 @@ class Advice:
             f"{self.first_token:,}; moved to the template's end {'they' if many else 'it'} "
             f"would save {self.saved_tokens_per_row:,} tokens a row"
         )
-
-
-class RowSample:
-    """Some runs of neighbouring input rows, kept while all rows pass by once."""
-
-    def __init__(self, num_rows: int) -> None:
-        """Choose the runs.
-
-        Args:
-            num_rows: rows that will pass; a sample's worth or less is kept whole.
-        """
-        length = _SAMPLE_ROWS // _RUNS
-        last = max(0, num_rows - length)
-        starts = [last * run // (_RUNS - 1) for run in range(_RUNS)]
-        self._spans = [(start, start + length) for start in starts]
-        if num_rows <= _SAMPLE_ROWS:
-            self._spans = [(0, num_rows)]
-        self._parts: list[list[pa.RecordBatch]] = [[] for _ in self._spans]
-        self._passed = 0
-
-    def see(self, table: pa.RecordBatch) -> None:
-        """Keep what is in the sample of the next rows; the first to pass is row 0."""
-        first, count = self._passed, table.num_rows
-        self._passed += count
-        for (start, stop), parts in zip(self._spans, self._parts, strict=True):
-            low, high = max(start - first, 0), min(stop - first, count)
-            if low < high:
-                parts.append(table.slice(low, high - low))
-
-    def __bool__(self) -> bool:
-        """Whether it holds any row."""
-        return any(self._parts)
-
-    def take(self, limit: int, columns: Sequence[str]) -> tuple[Rows, pa.RecordBatch]:
-        """Return at most ``limit`` rows, the first of each run, with some of the columns.
-
-        Returns:
-            their positions in the input ``[rows]``, and the rows; at least one has passed.
-        """
-        each = max(2, limit // len(self._spans))
-        kept = [
-            (span, parts) for span, parts in zip(self._spans, self._parts, strict=True) if parts
-        ]
-        runs = [_joined(parts, columns).slice(0, each) for _, parts in kept]
-        rows = [
-            np.arange(span[0], span[0] + run.num_rows)
-            for (span, _), run in zip(kept, runs, strict=True)
-        ]
-        return np.concatenate(rows), _joined(runs, columns)
-
-
-class WatchedRenderer(Renderer):
-    """A renderer for one pass over all rows, which keeps a sample of them.
-
-    Attributes:
-        sample: of the rows rendered so far.
-    """
-
-    def __init__(
-        self, spec: PromptSpec, schema: pa.Schema, tokenizer: Tokenizer | None, num_rows: int
-    ) -> None:
-        """As the renderer's own, for ``num_rows`` rows that come in input order."""
-        super().__init__(spec, schema, tokenizer)
-        self.sample = RowSample(num_rows)
-
-    def render(self, table: pa.RecordBatch, first_row: int = 0) -> list[Prompt | RowError]:
-        """Render the next rows."""
-        self.sample.see(table)
-        return super().render(table, first_row)
-
-
-def _joined(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.RecordBatch:
-    arrays = [pa.concat_arrays([batch.column(name) for batch in batches]) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 def advise(
@@ -217,7 +140,7 @@ class _Job:
 def _best_move(job: _Job, moves: Sequence[_Move], sample: RowSample) -> Advice | None:
     template = job.spec.template or ""
     columns = RowTemplate(template, job.schema.names).columns
-    some = np.flatnonzero(job.shared >= 0)[:_SAMPLE_ROWS]
+    some = np.flatnonzero(job.shared >= 0)[:SAMPLE_ROWS]
     mean_tokens = float(np.mean([len(job.ids(row)) for row in some.tolist()]))
     # Each move takes the rows through the tokenizer once, and so does finding the place.
     moves = moves[: max(1, int(_TOKENISED_TOKENS / (_MIN_ROWS * mean_tokens)) - 1)]
@@ -238,7 +161,7 @@ def _worth(saved: float, names: Sequence[str]) -> float:
 
 
 def _bounded(budget: int, cost: float) -> int:
-    return max(_MIN_ROWS, min(_SAMPLE_ROWS, int(budget / max(1.0, cost))))
+    return max(_MIN_ROWS, min(SAMPLE_ROWS, int(budget / max(1.0, cost))))
 
 
 def _saved_tokens(job: _Job, moved: Sequence[_Ids | RowError], rows: Rows) -> int:
@@ -289,9 +212,9 @@ def _promising(source: str, names: Sequence[str], sample: RowSample) -> list[_Mo
     columns = template.columns
     if not columns:
         return []
-    _, table = sample.take(_SAMPLE_ROWS, columns)
+    _, table = sample.take(SAMPLE_ROWS, columns)
     rows = table.to_pylist()
-    pieces = [_Piece.parse(text) for text in _split(source)]
+    pieces = template_pieces(source)
     early = _by_appearance(pieces, [name for name in columns if _varies(rows, name)])
     # Two columns that each vary early hide one another's cost: try them together, too.
     groups = dict.fromkeys([(name,) for name in early] + list(accumulate((n,) for n in early)))
@@ -301,7 +224,7 @@ def _promising(source: str, names: Sequence[str], sample: RowSample) -> list[_Mo
     before = _shared_chars(template, rows)
     gains: list[tuple[float, tuple[str, ...], str]] = []
     for group in groups:
-        moved = _move_to_end(pieces, group)
+        moved = moved_to_end(pieces, group)
         if moved is None:
             continue
         gain = _shared_chars(RowTemplate(moved, names), rows) - before
@@ -316,7 +239,7 @@ def _varies(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     return any(row[name] != rows[0][name] for row in rows)
 
 
-def _by_appearance(pieces: Sequence["_Piece"], columns: Sequence[str]) -> list[str]:
+def _by_appearance(pieces: Sequence[Piece], columns: Sequence[str]) -> list[str]:
     seen = dict.fromkeys(name for piece in pieces for name in columns if name in piece.reads)
     return list(seen)[:_MAX_COLUMNS]
 
@@ -332,102 +255,3 @@ def _shared_chars(template: RowTemplate, rows: Sequence[Mapping[str, Any]]) -> i
     texts = (_text(template, row) or "" for row in rows)
     encoded = (text.encode("utf-32-le", "surrogatepass") for text in texts)
     return _shared([np.frombuffer(each, np.int32) for each in encoded])
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A part of a template that can stand elsewhere: text, an expression or a whole block.
-
-    Attributes:
-        source: the part as a template of its own.
-        reads: names it takes from outside.
-        defines: names it sets for what follows.
-        is_definition: whether it does nothing else, and so writes nothing.
-    """
-
-    source: str
-    reads: frozenset[str]
-    defines: frozenset[str]
-    is_definition: bool
-
-    @classmethod
-    def parse(cls, source: str) -> "_Piece":
-        tree = jinja2.Environment(autoescape=False).parse(source)
-        only = bool(tree.body) and all(isinstance(each, _DEFINITIONS) for each in tree.body)
-        reads = meta.find_undeclared_variables(tree)
-        return cls(source, frozenset(reads), _defined(tree), only)
-
-
-def _defined(tree: nodes.Template) -> frozenset[str]:
-    assigned = any(True for kind in _DEFINITIONS for _ in tree.find_all(kind))
-    if not assigned:
-        return frozenset()
-    names = {each.name for each in tree.find_all(nodes.Name) if each.ctx == "store"}
-    names |= {each.name for each in tree.find_all(nodes.NSRef)}
-    return frozenset(names | {each.name for each in tree.find_all(nodes.Macro)})
-
-
-def _move_to_end(pieces: Sequence[_Piece], columns: Sequence[str]) -> str | None:
-    """Write the template with all that depends on some columns behind the rest.
-
-    Returns:
-        None where a block both writes and sets names, and so has no other place.
-    """
-    tainted, kept, moved = set(columns), list[str](), list[str]()
-    for piece in pieces:
-        if tainted.isdisjoint(piece.reads):
-            kept.append(piece.source)
-        elif piece.is_definition:
-            kept.append(piece.source)
-            tainted |= piece.defines
-        elif piece.defines:
-            return None
-        else:
-            moved.append(_literal("\n") + piece.source)
-    return "".join(kept + moved)
-
-
-def _split(source: str) -> list[str]:
-    """Cut a template between its outermost parts, white-space control already applied."""
-    pieces: list[str] = []
-    part: list[str] = []
-    block: list[str] = []
-    depth = 0
-    for _, kind, value in jinja2.Environment(autoescape=False).lex(source):
-        if kind == "block_begin":
-            block = []
-        block.append(value)
-        part.append(_respelt(kind, value))
-        if kind == "block_end":
-            depth += _nesting(block)
-        if depth == 0 and kind in ("data", "variable_end", "block_end"):
-            pieces.append("".join(part))
-            part = []
-    return pieces
-
-
-def _nesting(block: Sequence[str]) -> int:
-    """Return 1 for a tag that opens a block, -1 for one that closes it, else 0."""
-    word = next(each for each in block[1:] if each.strip())
-    if word.startswith("end"):
-        return -1
-    return int(word in _BLOCKS or (word == "set" and "=" not in block))
-
-
-def _respelt(kind: str, value: str) -> str:
-    # The lexer has stripped what the signs in `{{-` and `-%}` ask for: they must not act again.
-    if kind == "data":
-        return _literal(value)
-    if kind.startswith(("raw_", "comment")):
-        return ""
-    tags = {
-        "variable_begin": "{{ ",
-        "variable_end": " }}",
-        "block_begin": "{% ",
-        "block_end": " %}",
-    }
-    return tags.get(kind, value)
-
-
-def _literal(text: str) -> str:
-    return "{% raw %}" + text + "{% endraw %}"
