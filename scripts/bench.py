@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench_engines import ENGINES, Measurement, load_engine, prompts_of
-from bench_floor import Floor, load_products
-from bench_peers import Peer
-from bench_results import Facts, Machine, Results, results_table, save_results
-from bench_worker import Worker
+from bench_parts.engines import ENGINES, Measurement, load_engine, prompts_of
+from bench_parts.floor import Floor, load_products
+from bench_parts.peers import Peer
+from bench_parts.results import Facts, Machine, Results, results_table, save_results
+from bench_parts.worker import Worker
 from bench_workloads import (
     WORKLOADS,
     Size,

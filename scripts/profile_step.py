@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_worker import WARM_UP_ROWS
+from bench_parts.worker import WARM_UP_ROWS
 from bench_workloads import (
     WORKLOADS,
     Size,

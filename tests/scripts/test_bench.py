@@ -7,11 +7,11 @@ import sys
 from functools import partial
 
 import bench
-import bench_engines
-import bench_worker
 import pyarrow.parquet as pq
 import pytest
-from bench_engines import Prompt, load_engine, spread
+from bench_parts import engines as bench_engines
+from bench_parts import worker as bench_worker
+from bench_parts.engines import Prompt, load_engine, spread
 from bench_workloads import WORKLOADS
 from job_rows import compose_job, open_rows
 

@@ -1,7 +1,7 @@
 """The floor counts every token's keys, and times the model's own products."""
 
 import pytest
-from bench_floor import TIMINGS, Products, count_work, job_work, load_products
+from bench_parts.floor import TIMINGS, Products, count_work, job_work, load_products
 from hypothesis import given
 from hypothesis import strategies as st
 from job_rows import compose_job, open_rows

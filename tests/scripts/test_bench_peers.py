@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from bench_peers import PEERS_DIR, Peer
+from bench_parts.peers import PEERS_DIR, Peer
 from job_rows import compose_job, open_rows
 
 from batchgen.errors import EngineError, UsageError

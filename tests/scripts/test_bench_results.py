@@ -4,10 +4,10 @@ import datetime
 
 import duckdb
 import pytest
-from bench_engines import Measurement
-from bench_floor import Floor
+from bench_parts.engines import Measurement
+from bench_parts.floor import Floor
+from bench_parts.results import Facts, Machine, Results, Spread, results_table, save_results
 from bench_plot import plot_results, seconds_by_workload
-from bench_results import Facts, Machine, Results, Spread, results_table, save_results
 
 MACHINE = Machine(
     name="a machine, 2 cores",

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from bench_engines import Measurement
 from job_rows import JobRows, compose_job, open_rows
 from transformers.utils.logging import disable_progress_bar
 
 from batchgen.errors import BatchgenError, EngineError
 from batchgen.report.machine import peak_rss_bytes
+from bench_parts.engines import Measurement
 
 # Not "fork": the threads and the GPU context of this process would not survive it.
 START_METHOD = "spawn"

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_engines import stock_dtype
 from job_rows import JobRows, compose_job
 from stock import load_stock
 from torch.nn import functional
@@ -28,6 +27,7 @@ from batchgen.errors import UsageError
 from batchgen.job.inputs import model_source
 from batchgen.runtime.kv_cache import LayerGeometry
 from batchgen.runtime.model import geometry_without_weights
+from bench_parts.engines import stock_dtype
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 DECODE_ROWS = 256

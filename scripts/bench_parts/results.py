@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from bench_engines import Measurement
-from bench_floor import Floor
 
 from batchgen.report.machine import versions
+from bench_parts.engines import Measurement
+from bench_parts.floor import Floor
 
 OURS = "ours"
 # Whose tokens all others are held against: `generate` of the stock model.

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_engines import Measurement, prompts_of
 from job_rows import JobRows
 
 from batchgen.config import Config
 from batchgen.errors import EngineError, UsageError
 from batchgen.runtime.model import resolve_device
+from bench_parts.engines import Measurement, prompts_of
 
-PEERS_DIR = Path(__file__).resolve().parent / "peers"
+PEERS_DIR = Path(__file__).resolve().parents[1] / "peers"
 LOOK_EVERY_S = 0.05
 
 
