@@ -1,6 +1,7 @@
 """Compile the kernels ahead of time and show what they take of a GPU; needs none.
 
     python scripts/kernel_resources.py                       # all variants, as Markdown
+    python scripts/kernel_resources.py --main                # decode, prefill, shared prefixes
     python scripts/kernel_resources.py --only llama --json   # some, one JSON object a line
     python scripts/kernel_resources.py --write docs/kernels.md   # the main ones into the page
 
@@ -35,8 +36,13 @@ CAPABILITIES = (80, 90, 100)
 # Of an H100; no variant depends on it.
 _PROCESSORS = 132
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-# What the docs show.
+# Shared memory that a program may have, in bytes, by the capability that is compiled for. Tiles
+# of 8.0 also serve cards of 8.6, 8.9 and 12.0, which have less than an A100.
+SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+# What the docs show: all that a layer may meet.
 SHOWN = "^llama-8b: "
+# What most of a job's time goes into, in either order of sums.
+MAIN = "^[^:]+: (decode|prefill|shared prefix)(, fixed order)?$"
 _BEGIN, _END = "<!-- kernel_resources.py begins -->\n", "<!-- kernel_resources.py ends -->"
 
 FAMILIES = {
@@ -166,6 +172,9 @@ def main(arguments: list[str]) -> None:
     """Compile and show."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a regular expression over variants' names")
+    parser.add_argument(
+        "--main", dest="only", action="store_const", const=MAIN, help="each family's main ones"
+    )
     parser.add_argument("--sm", type=int, nargs="+", default=CAPABILITIES)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
