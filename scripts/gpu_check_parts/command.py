@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gpu_check_parts import (
+    compiling,
     determinism,
     equality,
     kernels_right,
@@ -44,10 +45,11 @@ class Entry:
 
 # In the order in which they run.
 PARTS = {
+    "compiling": Entry(compiling, 25.0, lanes=16),
     "kernels": Entry(kernels_right, 50.0, lanes=12),
     "rates": Entry(rates, 45.0),
     "equality": Entry(equality, 60.0, lanes=14),
-    "determinism": Entry(determinism, 30.0),
+    "determinism": Entry(determinism, 30.0, lanes=4),
     "syncs": Entry(syncs, 20.0),
     "throughput": Entry(throughput, 160.0),
     "memory": Entry(memory, 55.0),

@@ -1,4 +1,4 @@
-"""Part 3: the engine against transformers' ``generate``, whatever the pool and the batch.
+"""Part 4: the engine against transformers' ``generate``, whatever the pool and the batch.
 
 In float32 tokens must be the same; a difference is a fault unless it begins at a near-tie. In
 bfloat16 a tie may fall either way, so it is the distributions that are compared: ours must not

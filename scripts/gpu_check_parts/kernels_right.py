@@ -1,4 +1,4 @@
-"""Part 1: every kernel on fresh random inputs, with poisoned pools and outputs."""
+"""Part 2: every kernel on fresh random inputs, with poisoned pools and outputs."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Part 7: the classic experiment: rows at once, tokens a second and TTFT under one KV budget.
+"""Part 8: the classic experiment: rows at once, tokens a second and TTFT under one KV budget.
 
 A 7B shape with a key/value head for every query head (512 KiB of KV a token) under 24 GB. The
 same rows run with a contiguous run of slots for the longest row there could be, in blocks, in

@@ -1,4 +1,4 @@
-"""Part 2: what each kernel reaches of a measured copy and a measured matrix product.
+"""Part 3: what each kernel reaches of a measured copy and a measured matrix product.
 
 Beside each time stands the roofline of scripts/kernel_roofline.py at the measured rates: a
 share of 100 % is a kernel that loses nothing. The shape is a layer of Llama-3.1-8B in bfloat16.

@@ -1,4 +1,4 @@
-"""Part 5: what a step of the steady decode loop costs the host, by the profiler and a clock.
+"""Part 6: what a step of the steady decode loop costs the host, by the profiler and a clock.
 
 As a job runs on a GPU, without ``engine.overlap`` and without ``engine.cuda_graphs``: how long
 a step takes, where the host waits for the device, and what it launches.

@@ -1,4 +1,4 @@
-"""Part 6: rows and tokens a second on random weights of 1B and 8B, feature by feature.
+"""Part 7: rows and tokens a second on random weights of 1B and 8B, feature by feature.
 
 Each engine runs a few rows to warm up, then as many as its time holds: rates are compared, not
 times. transformers' continuous batching runs the same kind of rows on the same weights.

@@ -1,52 +1,31 @@
-"""The kernels compiled ahead of time, and what decides which variant of them runs."""
+"""What decides which variant of the kernels is compiled and runs."""
 
-import re
+import gc
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import triton
+from gpu_check_parts import compiling
+from gpu_check_parts.context import Context
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_resources import resources, variants
+from kernel_resources import FAMILIES, compile_launch
 from kernel_variants import Layer, layer_variants, recorded_launches, step_launches, variant_key
+from triton.backends.compiler import GPUTarget
 
-from batchgen.kernels.triton.launch import Target
+from batchgen.kernels.triton.launch import Launch, Target
 from batchgen.kernels.triton.tiles import AttentionTile, attention_tile, num_splits
 from batchgen.runtime.paged_inputs import InputShape
 
-# Shared memory that a program may have, in bytes, by capability.
-SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-# Each kernel as most jobs run it.
-EVERYWHERE = [
-    "llama-8b: decode",
-    "llama-8b: prefill",
-    "llama-8b: store",
-    "llama-8b: join, with what is shared",
-    "llama-8b: copy blocks",
-]
-# All variants of all families take long; scripts/kernel_resources.py compiles them.
-SOMEWHERE = {
-    80: ["llama-8b: shared prefix, fixed order", "llama-8b: gather blocks"],
-    90: ["gemma-2: prefill", "llama-8b: shared prefix", "fp8-pool: decode", "fp8-pool: store"],
-    100: ["gpt-oss window: decode", "llama-8b: join", "llama-8b: scatter blocks"],
-}
-
-
-@pytest.mark.parametrize("capability", [80, 90, 100])
-def test_kernels_compile_for_gpus_that_are_not_here_and_spill_nothing(capability: int) -> None:
-    chosen = EVERYWHERE + SOMEWHERE[capability]
-    pattern = f"^({'|'.join(map(re.escape, chosen))})$"
-    rows = [resources(variant) for variant in variants((capability,), pattern)]
-    print(*rows, sep="\n")
-    assert sorted(row.name for row in rows) == sorted(chosen)
-    for row in rows:
-        assert row.spilled_bytes == 0, row
-        assert row.shared_bytes <= SHARED_BYTES[capability], row
-
-
 # -- which variants there are -------------------------------------------------------------------
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
 
 
 def _in(*values: Any) -> st.SearchStrategy[Any]:
@@ -152,6 +131,76 @@ def test_moved_blocks_are_found_wherever_their_numbers_lie() -> None:
                 moves.copy(*pairs[first : first + count].T.contiguous())
             keys |= {variant_key(launch, target) for launch in launches}
     assert len(keys) == 1
+
+
+def test_the_page_shows_every_variant_of_a_layer() -> None:
+    listed = layer_variants(FAMILIES["llama-8b"], Target(90, 132))
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    shown = [line.split(" | ")[0] for line in lines if line.startswith("| llama-8b: ")]
+    assert shown == [f"| llama-8b: {name}" for name in listed]
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Triton takes an H100 for the current device, and nothing is compiled already."""
+    number = 1 << 20  # that no device of this process has
+    driver = SimpleNamespace(
+        get_current_device=lambda: number,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    )
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    with triton.knobs.cache.scope(), triton.knobs.compilation.scope():
+        triton.knobs.cache.dir = str(tmp_path)
+        yield
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_is_compiled_beforehand_is_found_later() -> None:
+    target, found = Target(90, 132), list[bool]()
+    triton.knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
+    launch = layer_variants(FAMILIES["llama-8b"], target)["store"]
+    launch.compile()
+    launch.compile()
+    # Once, and the same that is compiled without a device at all.
+    assert found == [False]
+    compile_launch(launch, 90)
+    # By another process.
+    launch.kernel.device_caches.clear()
+    launch.compile()
+    assert found == [False, True, True]
+
+
+def test_gpu_check_compiles_beforehand_what_its_timed_shapes_may_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = Target(90, 132)
+    layers = compiling.layers(dry_run=False)
+    assert layers["8B"] == FAMILIES["llama-8b"]
+    assert (layers["1B"], layers["7B"]) == (Layer(32, 8, 64), Layer(32, 32, 128))
+    started = list[Launch]()
+    monkeypatch.setattr(compiling, "target_of", lambda device: target)
+
+    def note(launch: Launch) -> None:
+        started.append(launch)
+
+    monkeypatch.setattr(Launch, "compile", note)
+    # After each of them, over all objects of the tests' process.
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+    records = list[Any]()
+    for lane in range(2):
+        device = torch.device("cpu")
+        context = Context(
+            device, dry_run=False, seed=1, seconds=600, emit=records.append, lane=lane, lanes=2
+        )
+        compiling.run(context)
+    expected = [
+        f"{model}: {name} compiles"
+        for model, layer in layers.items()
+        for name in layer_variants(layer, target)
+    ]
+    assert sorted(record.name for record in records) == sorted(expected)
+    assert len(started) == len(expected)
 
 
 # -- tiles --------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-PARTS = ("kernels", "rates", "equality", "determinism", "syncs", "throughput", "memory")
+PARTS = (
+    "compiling", "kernels", "rates", "equality", "determinism", "syncs", "throughput", "memory",
+)  # fmt: skip
 
 # Hides all that a bare GPU image lacks, then runs a script.
 BARE = """
@@ -60,8 +62,14 @@ def test_every_part_comes_to_its_end_and_leaves_nothing_out(dry_run: tuple[str, 
         assert part["checks"] or part["figures"]
 
 
+def test_what_is_timed_is_compiled_before(dry_run: tuple[str, dict]) -> None:
+    names = {check["name"] for check in dry_run[1]["parts"][0]["checks"]}
+    for model in ("1B", "8B", "7B", "small, float32", "small, bfloat16"):
+        assert f"{model}: attend_kernel compiles" in names
+
+
 def test_each_kernel_is_checked_and_timed(dry_run: tuple[str, dict]) -> None:
-    kernels, rates = dry_run[1]["parts"][:2]
+    kernels, rates = dry_run[1]["parts"][1:3]
     names = {check["name"] for check in kernels["checks"]}
     assert {"store_kv: float8_e4m3fn pool", "copies of blocks", "decode: fp8 pool"} <= names
     for kind, least in (("prefill: ", 4), ("decode: ", 5), ("shared prefixes: ", 3)):
@@ -72,7 +80,7 @@ def test_each_kernel_is_checked_and_timed(dry_run: tuple[str, dict]) -> None:
 
 
 def test_preemption_and_swap_really_happened(dry_run: tuple[str, dict]) -> None:
-    details = {check["name"]: check["detail"] for check in dry_run[1]["parts"][2]["checks"]}
+    details = {check["name"]: check["detail"] for check in dry_run[1]["parts"][3]["checks"]}
     for family in ("llama", "mistral", "gemma2", "gpt_oss", "qwen3", "phi3", "gpt2"):
         assert " 0 preemptions" not in details[f"{family}, fp32, swap forced"]
         assert " 0 blocks swapped in" not in details[f"{family}, fp32, swap forced"]
@@ -81,7 +89,7 @@ def test_preemption_and_swap_really_happened(dry_run: tuple[str, dict]) -> None:
 
 
 def test_rows_keep_their_bits_in_every_company(dry_run: tuple[str, dict]) -> None:
-    names = {check["name"] for check in dry_run[1]["parts"][3]["checks"]}
+    names = {check["name"] for check in dry_run[1]["parts"][4]["checks"]}
     for company in (
         "one row at a time", "another order", "smaller steps", "larger steps", "no prefix cache",
         "cascade on", "cascade off", "swap forced", "recompute forced", "overlap on, swap forced",
@@ -92,14 +100,14 @@ def test_rows_keep_their_bits_in_every_company(dry_run: tuple[str, dict]) -> Non
 def test_a_decode_step_is_measured_with_and_without_overlap_and_graphs(
     dry_run: tuple[str, dict],
 ) -> None:
-    syncs = dry_run[1]["parts"][4]
+    syncs = dry_run[1]["parts"][5]
     for mode in ("overlap on", "overlap off", "graphs off"):
         assert f"waits in the decode loop, {mode}" in {check["name"] for check in syncs["checks"]}
         assert f"decode step, {mode}" in {figure["name"] for figure in syncs["figures"]}
 
 
 def test_throughput_has_every_engine_and_workload(dry_run: tuple[str, dict]) -> None:
-    names = {figure["name"] for figure in dry_run[1]["parts"][5]["figures"]}
+    names = {figure["name"] for figure in dry_run[1]["parts"][6]["figures"]}
     for model in ("1B", "8B"):
         assert f"{model}, few_shot, transformers continuous" in names
         assert f"{model}, few_shot, no cascade" in names

@@ -40,6 +40,10 @@ class Launch(NamedTuple):
             "enable_fp_fusion": True,
         }
 
+    def compile(self) -> None:
+        """Compile the kernel for the current device, where that was not done; start nothing."""
+        self.kernel.warmup(grid=self.grid, **self.arguments, **self.options)
+
     def run(self) -> None:
         """Start the kernel on the current stream."""
         self.kernel[self.grid](**self.arguments, **self.options)
