@@ -53,11 +53,16 @@ class ModelEvent:
 
 @dataclass(eq=False)
 class ModelStream:
-    """A queue of work, marks that it sets and marks that it waits for."""
+    """A queue of work, marks that it sets and marks that it waits for.
+
+    Attributes:
+        allocated: addresses of memory that was allocated for its work.
+    """
 
     device: "ModelDevice"
     is_prompt: bool
     queue: deque[tuple[str, Any]] = field(default_factory=deque)
+    allocated: set[int] = field(default_factory=set)
 
     def run(self, work: Callable[[], None]) -> None:
         self._enqueue("work", work)
@@ -65,6 +70,12 @@ class ModelStream:
     def record(self, event: ModelEvent) -> None:
         event.mark = Mark(self)
         self._enqueue("mark", event.mark)
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        # Work that is still queued has views of it: it cannot be given to others too early.
+        tensor = torch.empty(num_bytes, dtype=torch.uint8)
+        self.allocated.add(tensor.data_ptr())
+        return tensor
 
     def wait_for(self, event: ModelEvent) -> None:
         if event.mark is not None:

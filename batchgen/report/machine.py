@@ -49,8 +49,12 @@ def rss_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def nvml_memory(index: int) -> dict[str, Any] | None:
+def nvml_memory(uuid: str) -> dict[str, Any] | None:
     """Give a card's name and memory as the driver counts it, other processes included.
+
+    Args:
+        uuid: of the card or the part of one: numbers are others to the driver than to a process
+            that does not see all cards.
 
     Returns:
         name, used_bytes and total_bytes; None where there is no NVIDIA driver.
@@ -62,7 +66,7 @@ def nvml_memory(index: int) -> dict[str, Any] | None:
     except pynvml.NVMLError:
         return None
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        handle = _nvml_handle(pynvml, uuid)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         name = pynvml.nvmlDeviceGetName(handle)
         return {"name": name, "used_bytes": memory.used, "total_bytes": memory.total}
@@ -70,3 +74,10 @@ def nvml_memory(index: int) -> dict[str, Any] | None:
         return None
     finally:
         pynvml.nvmlShutdown()
+
+
+def _nvml_handle(pynvml: Any, uuid: str) -> Any:
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except pynvml.NVMLError:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import Protocol
 
 import torch
@@ -128,7 +129,7 @@ class ModelExecutor:
         Raises:
             OutOfDeviceMemoryError: the forward pass found no memory; the copies are done.
         """
-        step = self.prepare(plan)
+        step = self._prepare_or_trim(plan)
         last, sampled = self._sampled.begin(len(plan.samples))
         feeds = needs_feeding(plan)
         self._move_blocks(step)
@@ -161,6 +162,14 @@ class ModelExecutor:
         self._uploads.send()
         return step
 
+    def _prepare_or_trim(self, plan: StepPlan) -> PreparedStep:
+        """Send a plan's arrays, at a second attempt after torch gave up what it keeps in hand."""
+        try:
+            return self.prepare(plan)
+        except torch.OutOfMemoryError:
+            self._device.trim()
+        return self.prepare(plan)
+
     @torch.inference_mode()
     def logits(self, step: PreparedStep) -> torch.Tensor:
         """Run the forward pass of a prepared step.
@@ -189,9 +198,14 @@ class ModelExecutor:
         """
         try:
             self._device.compute.run(work)
+            return
         except torch.OutOfMemoryError as error:
-            self._device.trim()
-            raise OutOfDeviceMemoryError(str(error)) from error
+            problem = str(error)
+            # The error knows the model's frames, and these the pass's tensors: they would be
+            # held as long as somebody deals with it, which is to run the step in halves.
+            clear_frames(error.__traceback__)
+        self._device.trim()
+        raise OutOfDeviceMemoryError(problem)
 
     def _move_blocks(self, step: PreparedStep) -> None:
         """Enqueue a plan's copies, each behind what it has to wait for."""

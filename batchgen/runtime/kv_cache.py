@@ -1,10 +1,13 @@
 """The KV pool's tensors and the CPU pool beside it."""
 
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from batchgen.errors import UsageError
 from batchgen.kernels.triton.scales import KVScales
 from batchgen.runtime.block_moves import BlockMoves, TorchBlockMoves, bytes_or_numbers
 
@@ -81,17 +84,26 @@ class KVCache:
         uses_triton: bool = False,
         scales: list[KVScales] | None = None,
     ) -> None:
+        """Allocate both.
+
+        Raises:
+            UsageError: there is no memory for one of them.
+        """
         assert is_fp8(dtype) == (scales is not None)
         self.block_size = block_size
         self.scales = scales
-        self.keys, self.values = _allocate(layers, num_blocks, block_size, dtype, device)
+        pool = f"a KV pool of {num_blocks:,} blocks of {block_size} tokens"
+        with _refused(pool, "pool.num_blocks or pool.gpu_memory_utilization"):
+            self.keys, self.values = _allocate(layers, num_blocks, block_size, dtype, device)
         self.moves = _block_moves([*self.keys, *self.values], uses_triton)
         # Pinned memory makes copies to and from a GPU run at the link's speed.
-        self.swap_pool = torch.empty(
-            (num_swap_blocks, self.moves.staging_bytes),
-            dtype=torch.uint8,
-            pin_memory=device.type == "cuda" and num_swap_blocks > 0,
-        )
+        swap_pool = f"{num_swap_blocks:,} swapped blocks of {self.moves.staging_bytes:,} bytes"
+        with _refused(swap_pool, "pool.swap_gib or pool.swap_blocks"):
+            self.swap_pool = torch.empty(
+                (num_swap_blocks, self.moves.staging_bytes),
+                dtype=torch.uint8,
+                pin_memory=device.type == "cuda" and num_swap_blocks > 0,
+            )
 
     def checksum(self, block: int, num_tokens: int) -> int:
         """Give a checksum over the K and V of a block's first tokens in all layers."""
@@ -106,6 +118,16 @@ class KVCache:
         for tensor in (*self.keys, *self.values):
             bits = bytes_or_numbers(torch.tensor(value).to(tensor.dtype))
             bytes_or_numbers(tensor)[blocks] = bits.to(tensor.device)
+
+
+@contextmanager
+def _refused(what: str, keys: str) -> Iterator[None]:
+    """Say what there was no memory for, and which keys make it smaller."""
+    try:
+        yield
+    except RuntimeError as error:
+        # Of an allocation it says nothing else, on a GPU or on the host.
+        raise UsageError(f"no memory for {what}; lower {keys}: {error}") from error
 
 
 def _block_moves(tensors: list[torch.Tensor], uses_triton: bool) -> BlockMoves:

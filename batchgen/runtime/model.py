@@ -198,13 +198,14 @@ def load_model(
         max_model_len: a bound below the model's own, or None.
 
     Raises:
-        UsageError: it cannot be loaded, weights are missing, or the probe refuses it.
+        UsageError: it cannot be loaded, weights are missing, the device has no room for them,
+            or the probe refuses it.
     """
     config = load_config(source)
     chosen: torch.dtype | str = DTYPES.get(dtype, "auto")
     if dtype == "auto" and device.type == "cpu":
         chosen = torch.float32
-    model = _load_weights(source, chosen).eval().to(device)
+    model = _move(_load_weights(source, chosen).eval(), device, source)
     layers = probe(model)
     if can_pack(device, model.dtype):
         pack_linears(model, lambda: probe(model))
@@ -281,6 +282,18 @@ def _load_weights(source: ModelSource, dtype: torch.dtype | str) -> Any:
             f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}; they would be random"
         )
     return model
+
+
+def _move(model: Any, device: torch.device, source: ModelSource) -> Any:
+    try:
+        return model.to(device)
+    except torch.OutOfMemoryError as error:
+        gib = sum(parameter.nbytes for parameter in model.parameters()) / (1 << 30)
+        raise UsageError(
+            f"model.path={source.path}: its weights take {gib:.1f} GiB, for which {device} has no "
+            f"room; set a model.dtype of fewer bytes or another model.device, or end what else "
+            f"uses the card: {error}"
+        ) from error
 
 
 def _refusal(source: ModelSource, error: Exception) -> UsageError:

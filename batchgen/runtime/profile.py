@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from math import lcm
 
 import numpy as np
 
-from batchgen.engine.step import SampleBatch, StepPlan
+from batchgen.engine.step import IntArray, SampleBatch, StepPlan
+from batchgen.errors import OutOfDeviceMemoryError, UsageError
 from batchgen.runtime.attention import AttentionBackend
 from batchgen.runtime.device.api import Device
 from batchgen.runtime.device.card import Card
@@ -15,19 +17,31 @@ from batchgen.runtime.forward import ModelForward
 from batchgen.runtime.kv_cache import KVCache, KVFormat
 from batchgen.runtime.model import LoadedModel
 
+# Rows times tokens of the prefix that rows of the largest step share, which is attended to once
+# for all of them, and what its length is a multiple of, so that it is in any backend.
+_SHARED_READS = 2048
+_SHARED_TOKENS = 128
 
-def full_step(num_tokens: int, num_rows: int, block_size: int) -> StepPlan:
-    """Make the plan of the largest step: one long prompt, all other rows decoding.
+
+def full_step(num_tokens: int, num_rows: int, block_size: int, max_row_tokens: int) -> StepPlan:
+    """Make the plan of the largest step: prompts behind a prefix, all other rows decoding.
 
     Every row samples, so the logits are the largest too. All rows use the same blocks:
     what they compute means nothing.
+
+    Args:
+        num_tokens: of the step; fewer where its rows cannot be as long.
+        num_rows: at most.
+        block_size: tokens in a block.
+        max_row_tokens: the longest row, so that few of them may not fill the step.
     """
     num_rows = min(num_rows, num_tokens)
-    lengths = np.ones(num_rows, dtype=np.int64)
-    lengths[0] = num_tokens - num_rows + 1
+    past = _shared_tokens(num_rows, block_size, max_row_tokens)
+    lengths = _row_lengths(num_tokens, num_rows, max_row_tokens - past)
     starts = np.concatenate(([0], np.cumsum(lengths)))
-    positions = np.arange(num_tokens) - np.repeat(starts[:-1], lengths)
-    width = -(-int(lengths[0]) // block_size)
+    num_tokens = int(starts[-1])
+    positions = past + np.arange(num_tokens) - np.repeat(starts[:-1], lengths)
+    width = -(-(past + int(lengths[0])) // block_size)
     samples = SampleBatch(
         rows=np.arange(num_rows),
         temperature=np.ones(num_rows),
@@ -43,13 +57,26 @@ def full_step(num_tokens: int, num_rows: int, block_size: int) -> StepPlan:
         positions=positions,
         slots=positions,
         query_starts=starts,
-        context_lens=lengths,
+        context_lens=past + lengths,
         block_tables=np.tile(np.arange(width, dtype=np.int32), (num_rows, 1)),
         samples=samples,
         swap_out=np.zeros((0, 2), dtype=np.int64),
         swap_in=np.zeros((0, 2), dtype=np.int64),
         copies=np.zeros((0, 2), dtype=np.int64),
     )
+
+
+def _shared_tokens(num_rows: int, block_size: int, max_row_tokens: int) -> int:
+    """Choose how long a prefix rows share; 0 where there is no room for one."""
+    unit = lcm(block_size, _SHARED_TOKENS)
+    wanted = -(-_SHARED_READS // (num_rows * unit)) * unit
+    return wanted if num_rows > 1 and 2 * wanted <= max_row_tokens else 0
+
+
+def _row_lengths(num_tokens: int, num_rows: int, longest: int) -> IntArray:
+    """Give each row a token, and the first of them as many as they may have."""
+    left = num_tokens - num_rows - np.arange(num_rows) * (longest - 1)
+    return 1 + np.clip(left, 0, longest - 1)
 
 
 def activation_bytes(
@@ -62,11 +89,15 @@ def activation_bytes(
     block_size: int,
     kv_format: KVFormat,
 ) -> int:
-    """Run the largest step over a pool of its own; give its peak above that, in bytes."""
-    num_tokens = min(num_tokens, loaded.max_model_len)
+    """Run the largest step over a pool of its own; give its peak above that, in bytes.
+
+    Raises:
+        UsageError: there is no memory for it.
+    """
+    plan = full_step(num_tokens, num_rows, block_size, loaded.max_model_len)
     cache = KVCache(
         loaded.layers,
-        -(-num_tokens // block_size),
+        plan.block_tables.shape[1],
         block_size,
         num_swap_blocks=0,
         dtype=kv_format.dtype,
@@ -74,12 +105,17 @@ def activation_bytes(
         scales=kv_format.scales,
     )
     executor = ModelExecutor(loaded.model, cache, attention)
-    plan = full_step(num_tokens, num_rows, block_size)
-    # What libraries set up when they are first used stays: it is no part of the peak.
-    executor.execute(plan)
-    before = card.in_use()
-    card.begin_peak()
-    executor.execute(plan)
+    try:
+        # What libraries set up when they are first used stays: it is no part of the peak.
+        executor.execute(plan)
+        before = card.in_use()
+        card.begin_peak()
+        executor.execute(plan)
+    except OutOfDeviceMemoryError as error:
+        raise UsageError(
+            f"beside the model's weights there is no memory for a step of {plan.num_tokens:,} "
+            f"tokens; lower engine.max_num_batched_tokens or engine.max_num_seqs: {error}"
+        ) from error
     activations = card.peak_in_use() - before
     del cache, executor
     card.trim()

@@ -232,7 +232,7 @@ def test_a_model_that_reads_the_device_is_not_captured(tmp_path: Path) -> None:
 
 def test_what_no_graph_can_hold_is_found_before_it_is_captured(loaded: LoadedModel) -> None:
     run = _Run(loaded, HostDevice(), graphs=False)
-    step = run.executor.prepare(full_step(6, 6, BLOCK_SIZE))
+    step = run.executor.prepare(full_step(6, 6, BLOCK_SIZE, max_row_tokens=40))
     assert host_reads(lambda: run.executor.logits(step)) == []
     ones = torch.ones(3)
     for work in (

@@ -1,5 +1,6 @@
 """Step inputs and results on a device that is as late, or as early, as its fences allow."""
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from batchgen.runtime.device.host import HostDevice
 from batchgen.runtime.device.sampled import SampledTokens, feed
 from batchgen.runtime.device.upload import Uploads
 from batchgen.runtime.executor import ModelExecutor
+from batchgen.runtime.forward import ModelForward
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.sampling import SamplingParams
@@ -191,6 +193,54 @@ def test_tokens_are_the_same_however_late_or_early_the_device_works(
     crowded = _engine(loaded, ModelDevice(temper), ahead=ahead, num_blocks=17)
     assert _outputs(crowded) == expected
     assert crowded.scheduler.counters.swapped_in_blocks > 0
+
+
+def test_a_step_whose_arrays_find_no_memory_is_sent_again_after_torch_gave_some_up(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = _outputs(_engine(loaded, HostDevice()))
+    device, trims = HostDevice(), []
+    monkeypatch.setattr(device, "trim", lambda: trims.append(True), raising=False)
+    put, calls = Uploads.put, iter(range(1 << 20))
+
+    def fail_sometimes(self: Uploads, array: np.ndarray) -> torch.Tensor:
+        if next(calls) % 29 == 7:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return put(self, array)
+
+    monkeypatch.setattr(Uploads, "put", fail_sometimes)
+    assert _outputs(_engine(loaded, device)) == expected
+    assert len(trims) > 3
+
+
+def test_what_a_pass_without_memory_held_is_free_before_the_step_is_run_in_halves(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = _outputs(_engine(loaded, HostDevice()))
+    held: list[weakref.ref[torch.Tensor]] = []
+    trims, halves = [], []
+
+    def let_go() -> bool:
+        return all(tensor() is None for tensor in held)
+
+    forward = ModelForward.__call__
+
+    def short_of_memory(self: ModelForward, token_ids: torch.Tensor, *given: Any) -> torch.Tensor:
+        if len(token_ids) > 7:
+            states = torch.ones(1000)
+            held.append(weakref.ref(states))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        halves.append(let_go())
+        return forward(self, token_ids, *given)
+
+    monkeypatch.setattr(ModelForward, "__call__", short_of_memory)
+    device = HostDevice()
+    monkeypatch.setattr(device, "trim", lambda: trims.append(let_go()), raising=False)
+    engine = _engine(loaded, device)
+    assert _outputs(engine) == expected
+    assert len(held) == len(trims) == engine.stats.out_of_memory > 1
+    assert all(trims)
+    assert all(halves)
 
 
 class _NoReading(TorchDispatchMode):

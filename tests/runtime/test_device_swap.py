@@ -165,6 +165,20 @@ def test_blocks_come_back_while_the_step_before_runs() -> None:
     assert _found(cache, 5) == {0.0}
 
 
+def test_what_the_link_reads_is_not_given_to_the_compute_stream_while_it_may() -> None:
+    device, cache = ModelDevice(Temper.LATE), _cache()
+    uploads, link = Uploads(device), _link(device, cache)
+    own = link._link.allocated
+    # More numbers than the buffers hold: they are replaced, and the old ones dropped.
+    for count in (1, 20_000, 1, 50_000, 1, 1):
+        for each, memory in ((link._uploads, own), (uploads, device.compute.allocated)):
+            each.begin()
+            tensors = [each.put(np.arange(count)) for _ in range(2)]
+            each.send()
+            assert {tensor.untyped_storage().data_ptr() for tensor in tensors} <= memory
+    assert {staging.rows.untyped_storage().data_ptr() for staging in link._staging} <= own
+
+
 def test_the_time_of_a_copy_is_measured_where_there_is_a_cpu_pool() -> None:
     cache = _cache()
     assert _link(HostDevice(), cache).measure_s_per_block() > 0

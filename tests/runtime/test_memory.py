@@ -1,7 +1,9 @@
 """The pool's arithmetic, with the figures users know from published models."""
 
+import pytest
 import torch
 
+from batchgen.errors import UsageError
 from batchgen.runtime.kv_cache import KVCache, LayerGeometry, kv_bytes_per_token
 from batchgen.runtime.memory import (
     GIB,
@@ -24,6 +26,24 @@ def test_bytes_per_token_of_known_models() -> None:
     assert kv_bytes_per_token(_layers(40, 40, 128), torch.float16) == 819_200
     assert kv_bytes_per_token(_layers(36, 8, 128), torch.bfloat16) == 147_456
     assert kv_bytes_per_token(_layers(30, 3, 64), torch.float32) == 46_080
+
+
+@pytest.mark.parametrize(
+    ("blocks", "swap_blocks", "named"),
+    [(1 << 40, 0, "pool.num_blocks"), (1, 1 << 40, "pool.swap_gib")],
+)
+def test_a_pool_that_no_memory_holds_is_a_usage_error(
+    blocks: int, swap_blocks: int, named: str
+) -> None:
+    with pytest.raises(UsageError, match=f"{1 << 40:,}.*lower {named}"):
+        KVCache(
+            _layers(1, 8, 128),
+            blocks,
+            16,
+            num_swap_blocks=swap_blocks,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
 
 
 def test_sixty_gib_of_a_7b_hold_sixty_rows_of_2048() -> None:

@@ -168,3 +168,20 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
         with pytest.raises(UsageError, match=r"model\.device=cuda"):
             resolve_device("cuda")
     assert resolve_device("cpu").type == "cpu"
+
+
+def test_weights_that_the_device_has_no_room_for_are_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(self: torch.nn.Module, device: torch.device) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.nn.Module, "to", no_room)
+    monkeypatch.setattr(tf.PreTrainedModel, "to", no_room)
+    with pytest.raises(UsageError, match=r"take \d.\d GiB, for which cpu has no room; set a model"):
+        load_model(
+            ModelSource(str(save("llama", tmp_path))),
+            dtype="float32",
+            device=torch.device("cpu"),
+            max_model_len=None,
+        )

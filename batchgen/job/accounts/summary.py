@@ -207,7 +207,7 @@ def memory_figures(loaded: LoadedEngine | None) -> dict[str, Any]:
         ledger.weights_bytes,
         ledger.graphs_bytes,
         torch.cuda.max_memory_allocated(device) if on_gpu else peak_rss_bytes(),
-        nvml_memory(device.index or 0) if on_gpu else None,
+        nvml_memory(str(torch.cuda.get_device_properties(device).uuid)) if on_gpu else None,
         torch.cuda.get_device_name(device) if on_gpu else "cpu",
         str(loaded.dtype).removeprefix("torch."),
     )

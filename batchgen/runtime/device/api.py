@@ -33,6 +33,16 @@ class Stream(Protocol):
     def wait_for(self, event: Event) -> None:
         """Let later work wait until an event's place is reached; the host does not wait."""
 
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Allocate memory of the device for this stream's work.
+
+        Once dropped it is given to none but later work of this stream, so that work under way
+        that still reads it is done by then.
+
+        Returns:
+            [num_bytes] uint8, unwritten.
+        """
+
 
 class Graph(Protocol):
     """Captured work, with the shapes and addresses that it had then."""

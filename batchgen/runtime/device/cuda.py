@@ -35,6 +35,11 @@ class _CudaStream:
         assert isinstance(event, _CudaEvent)
         self._stream.wait_event(event.event)
 
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        # torch gives memory back to the stream that was current when it was allocated.
+        with torch.cuda.stream(self._stream):
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self._stream.device)
+
 
 class _CudaGraphPool:
     def __init__(self, torch_device: torch.device) -> None:

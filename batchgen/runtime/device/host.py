@@ -25,6 +25,9 @@ class _HostStream:
     def wait_for(self, event: Event) -> None:
         pass
 
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
 
 class HostDevice:
     """See :class:`batchgen.runtime.device.api.Device`."""

@@ -212,8 +212,8 @@ class SwapLink:
         self._device.compute.record(staging.scattered)
 
     def _new_staging(self, num_blocks: int) -> _Staging:
-        shape = (num_blocks, self._moves.staging_bytes)
-        rows = torch.empty(shape, dtype=torch.uint8, device=self._device.torch_device)
+        rows = self._link.allocate(num_blocks * self._moves.staging_bytes)
+        rows = rows.view(num_blocks, self._moves.staging_bytes)
         return _Staging(rows, self._device.new_event(), self._device.new_event())
 
     def _next_staging(self) -> _Staging:

@@ -51,14 +51,14 @@ class Uploads:
         self._device = device
         self._stream = stream or device.compute
         self._slots = [_Slot(device.new_event()) for _ in range(2)]
-        self._target = self._allocate(_FIRST_BYTES)
+        self._target = self._stream.allocate(_FIRST_BYTES)
         self._slot = self._slots[0]
 
     def begin(self) -> None:
         """Start a step; blocks only where the copy of two steps ago was not made yet."""
         needed = sum(chunk.filled for chunk in self._slot.chunks)
         if len(self._target) < needed:
-            self._target = self._allocate(2 * needed)
+            self._target = self._stream.allocate(2 * needed)
         self._slot = self._slots[self._slot is self._slots[0]]
         if not self._slot.read.is_done():
             self._slot.read.wait()
@@ -77,7 +77,7 @@ class Uploads:
         chunk = self._slot.chunks[-1]
         if chunk.filled + array.nbytes > len(chunk.pinned):
             size = max(array.nbytes, len(chunk.pinned))
-            chunk = _Chunk(self._device.pinned(size), self._allocate(size))
+            chunk = _Chunk(self._device.pinned(size), self._stream.allocate(size))
             self._slot.chunks.append(chunk)
         start, end = chunk.filled, chunk.filled + array.nbytes
         chunk.filled = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -95,6 +95,3 @@ class Uploads:
 
         self._stream.run(copy)
         self._stream.record(self._slot.read)
-
-    def _allocate(self, num_bytes: int) -> torch.Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device.torch_device)
