@@ -39,7 +39,7 @@ def write(directory: Path, rows: list[RowResult], rows_per_part: int | None = No
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)

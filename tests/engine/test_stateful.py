@@ -131,7 +131,7 @@ def test_twenty_thousand_steps_of_everything_break_no_invariant() -> None:
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=400,
+            max_examples=280,
             stateful_step_count=50,
             deadline=None,
             database=None,

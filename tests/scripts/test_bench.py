@@ -102,10 +102,13 @@ def test_engines_run_interleaved_in_processes_of_their_own(job, forked_workers):
     assert "x the floor of" in said
 
 
-def test_an_error_of_an_engine_reaches_the_one_who_asked(job, forked_workers):
+def test_an_error_of_an_engine_reaches_the_one_who_asked_from_a_process_begun_anew(job):
     no_model = [*job, "model.path=/nowhere"]
     with pytest.raises(UsageError, match="/nowhere"):
         bench_worker.Worker("ours", partial(load_engine, "ours", no_model, None), job)
+
+
+def test_the_death_of_an_engine_is_an_error(job, forked_workers):
     with pytest.raises(EngineError, match="the engine dead died"):
         bench_worker.Worker("dead", partial(os._exit, 3), job)
 
@@ -150,7 +153,7 @@ def test_an_ablation_changes_one_key_of_what_it_is_compared_with():
 
 
 def test_the_command_prints_keeps_and_draws_a_comparison(
-    smollm2_dir, monkeypatch, capsys, tmp_path
+    smollm2_dir, monkeypatch, capsys, tmp_path, forked_workers
 ):
     table, picture = tmp_path / "bench.parquet", tmp_path / "new" / "bench.png"
     arguments = ["--rows", "2", "--max-tokens", "2", "--no-floor"]

@@ -1,6 +1,7 @@
 """The sweep over block sizes measures what a count by hand gives, on rows of real text."""
 
 import json
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from batchgen.data.output.schema import RowResult, output_schema, to_table
+from tests.forked import run_batchgen
 from tests.tiny_models import FAMILIES, build
 
 OUTPUT = 4
@@ -77,7 +79,10 @@ def test_the_size_wanted_wastes_least_among_the_fastest():
     assert sweep.wanted(figures).block_size == 16
 
 
-def test_a_sweep_measures_the_waste_that_the_rows_lengths_give(model, tmp_path, capsys):
+def test_a_sweep_measures_the_waste_that_the_rows_lengths_give(
+    model, tmp_path, capsys, monkeypatch, fork_server
+):
+    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run_batchgen))
     arguments = [
         *("--block-sizes=32,8", "--short-rows=5", "--long-rows=2", "--crowd-rows=12"),
         *("--short-limit=64", "--long-limit=300", f"--max-tokens={OUTPUT}"),
