@@ -10,25 +10,28 @@ from prepare_data import ROOT, prepare_data
 LONGEST_TOKENS = 1_500
 
 
-def real_prompt_ids(tokenizer: Any, count: int = 64, block_size: int = 16) -> list[list[int]]:
+def real_prompt_ids(
+    tokenizer: Any, count: int = 64, block_size: int = 16, longest_tokens: int = LONGEST_TOKENS
+) -> list[list[int]]:
     """Give real prompts for SmolLM2, the same ones on every call.
 
     A third are review sentences under one of two few-shot headers. The others are
     conversations through the chat template, cut after each message of the user, so that one
     prompt is the beginning of the next. The first six are beginnings of the longest text
-    with 1, B - 1, B, B + 1, 2B and 1,500 tokens.
+    with 1, B - 1, B, B + 1, 2B and the most tokens.
 
     Args:
         tokenizer: SmolLM2's.
         count: how many; at least 6.
         block_size: B, in tokens.
+        longest_tokens: the most tokens of a prompt.
     """
     longest = _joined_reviews(tokenizer)
-    lengths = (1, block_size - 1, block_size, block_size + 1, 2 * block_size, LONGEST_TOKENS)
+    lengths = (1, block_size - 1, block_size, block_size + 1, 2 * block_size, longest_tokens)
     edges = [longest[:length] for length in lengths]
     rest = count - len(edges)
     few_shot = list(islice(_few_shot(tokenizer), rest // 3))
-    growing = list(islice(_growing(tokenizer), rest - len(few_shot)))
+    growing = list(islice(_growing(tokenizer, longest_tokens), rest - len(few_shot)))
     return [*edges, *few_shot, *growing]
 
 
@@ -45,7 +48,7 @@ def _header(shots: list[dict[str, str]]) -> str:
     return "".join(f"Review: {shot['text']}\nSentiment: {shot['answer']}\n\n" for shot in shots)
 
 
-def _growing(tokenizer: Any) -> Any:
+def _growing(tokenizer: Any, longest_tokens: int) -> Any:
     rows = pq.read_table(prepare_data() / "conversations.parquet").to_pylist()
     for row in rows:
         for end in range(1, len(row["messages"]), 2):
@@ -53,7 +56,7 @@ def _growing(tokenizer: Any) -> Any:
                 row["messages"][:end], tokenize=False, add_generation_prompt=True
             )
             ids = _encode(tokenizer, text)
-            if len(ids) > LONGEST_TOKENS:
+            if len(ids) > longest_tokens:
                 break
             yield ids
 

@@ -1,6 +1,7 @@
 """Greedy tokens of the real model against transformers' ``generate``, batch of 1, fp32.
 
-The full size is ``pytest tests/acceptance --equality-rows 64 --new-tokens 64``.
+The full size is ``pytest tests/acceptance --equality-rows 64 --new-tokens 64
+--longest-prompt 1500``.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,8 @@ from tests.drive import make_engine, make_requests, make_scheduler, run_all
 from tests.realdata import real_prompt_ids
 from tests.sample_batch import OneSample, sample_batch
 
+# Tokens of a step.
+BUDGET = 512
 # Two logits closer than this may change places by rounding alone.
 NEAR_TIE = 1e-4
 
@@ -53,13 +56,16 @@ class Reference:
 @pytest.fixture(scope="module")
 def reference(request: pytest.FixtureRequest, smollm2_dir: Path) -> Reference:
     """Run ``generate`` once for every prompt, without its own end of sequence."""
-    rows, new_tokens = (
-        request.config.getoption(name) for name in ("--equality-rows", "--new-tokens")
+    rows, new_tokens, longest = (
+        request.config.getoption(name)
+        for name in ("--equality-rows", "--new-tokens", "--longest-prompt")
     )
     tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
     model = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32).eval()
-    prompts = real_prompt_ids(tokenizer, count=rows)
+    prompts = real_prompt_ids(tokenizer, count=rows, longest_tokens=longest)
     assert min(map(len, prompts)) == 1
+    # It takes two steps.
+    assert max(map(len, prompts)) > BUDGET
     outputs = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -87,6 +93,17 @@ def loaded(smollm2_dir: Path) -> LoadedModel:
     )
 
 
+def _blocks(prompts: list[list[int]], new_tokens: int, block_size: int) -> int:
+    """Blocks that hold all rows to their end at once, with nothing shared."""
+    return sum(-(-(len(prompt) + new_tokens) // block_size) for prompt in prompts)
+
+
+def _pool(reference: Reference, block_size: int = 16, **given: Any) -> Any:
+    """A scheduler whose pool holds every row at once."""
+    blocks = _blocks(reference.prompts, reference.new_tokens, block_size)
+    return make_scheduler(blocks, block_size, **({"budget": BUDGET} | given))
+
+
 def _run(reference: Reference, loaded: LoadedModel, scheduler: Any, order: str = "prefix") -> Any:
     params = SamplingParams(max_tokens=reference.new_tokens, ignore_eos=True)
     requests = make_requests(reference.prompts, params)
@@ -101,19 +118,19 @@ def _run(reference: Reference, loaded: LoadedModel, scheduler: Any, order: str =
 
 @pytest.mark.parametrize("block_size", [4, 16, 32])
 def test_tokens_equal_generate_at_any_block_size(reference, loaded, block_size: int) -> None:
-    _run(reference, loaded, make_scheduler(80_000 // block_size, block_size, budget=512))
+    _run(reference, loaded, _pool(reference, block_size))
 
 
 def test_tokens_equal_generate_without_the_prefix_cache(reference, loaded) -> None:
-    _run(reference, loaded, make_scheduler(5000, 16, budget=512, prefix_caching=False))
+    _run(reference, loaded, _pool(reference, prefix_caching=False))
 
 
 def test_tokens_equal_generate_in_input_order(reference, loaded) -> None:
-    _run(reference, loaded, make_scheduler(5000, 16, budget=512), order="input")
+    _run(reference, loaded, _pool(reference), order="input")
 
 
 def test_tokens_equal_generate_in_chunks_of_64(reference, loaded) -> None:
-    _run(reference, loaded, make_scheduler(5000, 16, budget=64))
+    _run(reference, loaded, _pool(reference, budget=64))
 
 
 @pytest.mark.parametrize("preemption", PreemptionPolicy)
@@ -167,7 +184,8 @@ def test_four_samples_of_each_prompt_fork_and_equal_a_run_without_a_cache(
     four = [prompt for prompt in prompts for _ in range(4)]
     outputs = {}
     for caching in (True, False):
-        scheduler = make_scheduler(5000, 16, budget=512, prefix_caching=caching)
+        blocks = _blocks(four, reference.new_tokens, 16)
+        scheduler = make_scheduler(blocks, 16, budget=BUDGET, prefix_caching=caching)
         finished = run_all(make_engine(loaded, scheduler), make_requests(four, params))
         outputs[caching] = [request.output_token_ids for request in finished]
         if caching:

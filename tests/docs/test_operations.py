@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import yaml
 from torture_job import make_input, make_model
 
 from batchgen.cli.keys import declared_keys
+from batchgen.data.failpoints import VARIABLE
 from batchgen.data.output.writer import PartLimits, PartWriter
 from batchgen.engine.loop import Engine
 from batchgen.errors import ExitCode
@@ -30,7 +33,11 @@ from tests.realdata import ROOT
 PAGE = (ROOT / "docs" / "operations.md").read_text("utf-8")
 EXAMPLES = ROOT / "docs" / "operations"
 DEADLINE_S = 120
-ROWS = 160
+ROWS = 48
+# The job stands still once its first part is there, until it is told to go on.
+STANDS = "part.durable:stop"
+
+Start = Callable[..., subprocess.Popen[str]]
 
 
 def section(title: str) -> str:
@@ -166,7 +173,7 @@ def test_the_image_has_what_the_wheel_is_built_from() -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and an input of rows that take a while."""
+    """A folder with a model and an input of several parts."""
     folder = tmp_path_factory.mktemp("operations")
     make_model(folder / "model")
     make_input(folder / "in.parquet", ROWS)
@@ -177,22 +184,41 @@ def arguments(place: Path) -> list[str]:
     return [
         f"model.path={place / 'model'}",
         f"input.path={place / 'in.parquet'}",
-        *("sampling.max_tokens=24", "sampling.ignore_eos=true", "pool.num_blocks=64"),
+        *("sampling.max_tokens=4", "sampling.ignore_eos=true", "pool.num_blocks=64"),
         *("engine.max_num_seqs=4", "output.rows_per_part=16", "log.every_s=0.05"),
         # The rows of the torture job are there to fail, too.
         f"log.prometheus_file={place / 'job.prom'}",
     ]
 
 
-def start(script: str, place: Path, out: Path, **more: str) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        **{"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        **{"RETRY_S": "0", "TOKENIZERS_PARALLELISM": "false"},
-        **more,
-    }
-    command = ["bash", str(EXAMPLES / script), str(out), *arguments(place)]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=place)
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """What a test starts, each in a group of its own; none of it outlives the test."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture
+def start(started: list[subprocess.Popen[str]], place: Path) -> Start:
+    """Starts a script of the page over the input."""
+
+    def start(script: str, out: Path, **more: str) -> subprocess.Popen[str]:
+        environment = {
+            **os.environ,
+            **{"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            **{"RETRY_S": "0", "TOKENIZERS_PARALLELISM": "false"},
+            **more,
+        }
+        command = ["bash", str(EXAMPLES / script), str(out), *arguments(place)]
+        given = {"env": environment, "stderr": subprocess.PIPE, "cwd": place}
+        started.append(subprocess.Popen(command, text=True, start_new_session=True, **given))
+        return started[-1]
+
+    return start
 
 
 def events(log: Path) -> list[dict[str, Any]]:
@@ -200,50 +226,62 @@ def events(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
-def wait_for_parts(process: subprocess.Popen[str], out: Path) -> None:
+def wait_until_it_stands(script: subprocess.Popen[str]) -> int:
+    """Wait for the job that a script has started to stand still; its process id."""
+    children = Path(f"/proc/{script.pid}/task/{script.pid}/children")
     deadline = time.monotonic() + DEADLINE_S
-    while not list(out.glob("part-*.parquet")):
-        assert process.poll() is None, process.stderr and process.stderr.read()
+    while True:
+        assert script.poll() is None, script.stderr and script.stderr.read()
         assert time.monotonic() < deadline
+        for pid in children.read_text().split():
+            with contextlib.suppress(OSError):
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                if state == "T":
+                    return int(pid)
         time.sleep(0.01)
 
 
-def test_the_cron_script_is_stopped_and_goes_on_at_its_next_tick(place: Path) -> None:
+def terminate(script: subprocess.Popen[str], job: int) -> int:
+    """Ask a script to stop whose job stands still, and let the job go on; the exit code."""
+    script.send_signal(signal.SIGTERM)
+    os.kill(job, signal.SIGCONT)
+    return script.wait(DEADLINE_S)
+
+
+def test_the_cron_script_is_stopped_and_goes_on_at_its_next_tick(place: Path, start: Start) -> None:
     out = place / "cron"
-    first = start("nightly.sh", place, out)
-    wait_for_parts(first, out)
+    first = start("nightly.sh", out, **{VARIABLE: STANDS})
+    job = wait_until_it_stands(first)
     # A tick beside it has nothing to do.
-    assert start("nightly.sh", place, out).wait(DEADLINE_S) == 0
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(DEADLINE_S) == 75
+    assert start("nightly.sh", out).wait(DEADLINE_S) == 0
+    assert terminate(first, job) == 75
     kept = pq.read_table(out).num_rows
     assert 0 < kept < ROWS
-    assert start("nightly.sh", place, out).wait(DEADLINE_S) == 0
+    assert start("nightly.sh", out).wait(DEADLINE_S) == 0
     table = pq.read_table(out, columns=["id", "sample_index"])
     keys = list(zip(*table.to_pydict().values(), strict=True))
     assert len(keys) == len(set(keys)) > kept
     assert len(set(table.column("id").to_pylist())) == ROWS
     log = place / "cron.log"
-    assert all(line.startswith("{") for line in log.read_text().splitlines())
+    lines = log.read_text().splitlines()
+    assert [line for line in lines if not line.startswith("{")] == ["failpoint part.durable: stop"]
     ended = [event["exit_code"] for event in events(log) if event["event"] == "job_ended"]
     assert ended == [75, 0]
     assert "batchgen_exit_code" in (place / "job.prom").read_text()
 
 
 def test_the_slurm_script_asks_to_be_requeued_when_its_time_is_over(
-    place: Path, tmp_path: Path
+    place: Path, tmp_path: Path, start: Start
 ) -> None:
     tool = tmp_path / "scontrol"
     tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
     tool.chmod(0o755)
     path, out = f"{tmp_path}:{os.environ['PATH']}", place / "slurm"
     end = str(int(time.time()) + 3600)
-    given = {"PATH": path, "SLURM_JOB_ID": "42", "SLURM_JOB_END_TIME": end}
-    first = start("slurm.sbatch", place, out, **given)
-    wait_for_parts(first, out)
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(DEADLINE_S) == 75
+    given = {"PATH": path, "SLURM_JOB_ID": "42", "SLURM_JOB_END_TIME": end, VARIABLE: STANDS}
+    first = start("slurm.sbatch", out, **given)
+    assert terminate(first, wait_until_it_stands(first)) == 75
     assert (tmp_path / "calls").read_text() == "requeue 42\n"
     assert first.stderr is not None
-    started = next(line for line in first.stderr.read().splitlines() if "job_started" in line)
-    assert re.search(r"budget\.wall_time_s=34\d\d", started)
+    said = next(line for line in first.stderr.read().splitlines() if "job_started" in line)
+    assert re.search(r"budget\.wall_time_s=34\d\d", said)
