@@ -2,14 +2,17 @@
 
 import json
 
-import compare_memory as cm
+import compare_memory
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_machines import ModelMachine, SimulatedMachine
 from memory_managers import ContiguousSlots
+from memory_rows import Row, Shape, make_rows, random_stream
+from memory_runs import VARIANTS, Figures, Limits, compare, run_variant
 
 from batchgen.errors import UsageError
 from batchgen.runtime.model import ModelSource, load_model
@@ -18,24 +21,24 @@ from tests.tiny_models import save
 STEP_S, TOKEN_S = 0.5, 0.001
 
 
-def _rows(*lengths: tuple[int, int], shared: int = 0) -> list[cm.Row]:
+def _rows(*lengths: tuple[int, int], shared: int = 0) -> list[Row]:
     """Rows of (prompt, output) tokens with random ids, the first ones alike in all of them."""
     rng = np.random.default_rng(0)
     prefix = rng.integers(0, 199, shared)
     endings = [rng.integers(0, 199, prompt - shared) for prompt, _ in lengths]
     return [
-        cm.Row(np.concatenate((prefix, ending)).astype(np.int32), output)
+        Row(np.concatenate((prefix, ending)).astype(np.int32), output)
         for ending, (_, output) in zip(endings, lengths, strict=True)
     ]
 
 
-def _limits(num_blocks: int, block_size: int, max_tokens: int, longest: int = 0) -> cm.Limits:
-    return cm.Limits(block_size, num_blocks, 64, 256, max_tokens, longest)
+def _limits(num_blocks: int, block_size: int, max_tokens: int, longest: int = 0) -> Limits:
+    return Limits(block_size, num_blocks, 64, 256, max_tokens, longest)
 
 
-def _run(variant: str, rows: list[cm.Row], limits: cm.Limits) -> cm.Figures:
-    machine = cm.SimulatedMachine(step_s=STEP_S, token_s=TOKEN_S)
-    return cm.run_variant(variant, rows, limits, machine, 0)[0]
+def _run(variant: str, rows: list[Row], limits: Limits) -> Figures:
+    machine = SimulatedMachine(step_s=STEP_S, token_s=TOKEN_S)
+    return run_variant(variant, rows, limits, machine, 0)[0]
 
 
 # -- contiguous memory
@@ -118,7 +121,7 @@ def test_simulated_time_is_the_sum_of_steps_and_tokens():
     assert figures.seconds == pytest.approx(3 * STEP_S + 7 * TOKEN_S)
     assert figures.ttft_p50_ms == pytest.approx(1000 * (STEP_S + 5 * TOKEN_S))
     assert figures.output_tokens_per_s == pytest.approx(3 / figures.seconds)
-    assert figures.peak_kv_bytes == 8 * cm.SimulatedMachine().bytes_per_token
+    assert figures.peak_kv_bytes == 8 * SimulatedMachine().bytes_per_token
 
 
 def test_blocks_are_shared_whole_or_by_the_token():
@@ -130,12 +133,12 @@ def test_blocks_are_shared_whole_or_by_the_token():
 
 def test_a_budget_below_the_longest_row_is_refused():
     with pytest.raises(UsageError, match="33 tokens"):
-        cm.compare(_rows((30, 1)), _limits(8, 4, 3), cm.SimulatedMachine())
+        compare(_rows((30, 1)), _limits(8, 4, 3), SimulatedMachine())
 
 
 def test_rows_are_cut_from_the_text_and_share_their_group_s_prefix():
-    shape = cm.Shape(12, 3, prompt_tokens=20, shared_tokens=8, output_tokens=6, spread=0.5)
-    rows = cm.make_rows(shape, np.arange(1000, dtype=np.int32))
+    shape = Shape(12, 3, prompt_tokens=20, shared_tokens=8, output_tokens=6, spread=0.5)
+    rows = make_rows(shape, np.arange(1000, dtype=np.int32))
     prefixes = {tuple(row.prompt[:8].tolist()) for row in rows}
     assert len(prefixes) == 3
     endings = [token for row in rows for token in row.prompt[8:].tolist()]
@@ -143,7 +146,7 @@ def test_rows_are_cut_from_the_text_and_share_their_group_s_prefix():
     assert {8 + 6 <= len(row.prompt) <= 8 + 18 for row in rows} == {True}
     assert {3 <= row.output_tokens <= 6 for row in rows} == {True}
     with pytest.raises(UsageError, match="tokens of text"):
-        cm.make_rows(shape, np.arange(100, dtype=np.int32))
+        make_rows(shape, np.arange(100, dtype=np.int32))
 
 
 # -- the whole comparison
@@ -152,17 +155,17 @@ def test_rows_are_cut_from_the_text_and_share_their_group_s_prefix():
 def test_large_shapes_run_as_many_rows_as_the_arithmetic_says(tmp_path, capsys):
     # 4,096 tokens take 256 blocks; 205 of them are the shared 80%, held once.
     arguments = ["--no-model", "--rows=80", "--prompt-tokens=4064", "--output-tokens=32"]
-    assert cm.main([*arguments, f"--out={tmp_path}"]) == 0
+    assert compare_memory.main([*arguments, f"--out={tmp_path}"]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
     peaks = {(each["shared_tokens"], each["variant"]): each["peak_rows"] for each in figures}
-    assert {peaks[0, variant] for variant in cm.VARIANTS} == {4096 // 256} == {16}
+    assert {peaks[0, variant] for variant in VARIANTS} == {4096 // 256} == {16}
     assert peaks[3280, "paged"] == peaks[3280, "contiguous_max"] == 16
     assert peaks[3280, "paged_prefix"] == peaks[3280, "ours"] == (4096 - 205) // (256 - 205) == 76
     assert pq.read_table(tmp_path / "figures.parquet").to_pylist() == figures
     assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr().out
     assert "simulated: a step takes 8 ms and 80 us a token" in said
-    for title in cm.VARIANTS.values():
+    for title in VARIANTS.values():
         assert said.count(f"\n{title} ") == 2
 
 
@@ -170,7 +173,7 @@ def test_with_a_model_all_make_the_same_tokens_and_ours_computes_each_prefix_onc
     model = save("llama", tmp_path / "model")
     sizes = ["--rows=16", "--groups=2", "--prompt-tokens=40", "--shared-tokens=30"]
     more = ["--output-tokens=6", "--num-blocks=32", "--block-size=8", f"--out={tmp_path / 'out'}"]
-    assert cm.main([*sizes, *more, f"model.path={model}"]) == 0
+    assert compare_memory.main([*sizes, *more, f"model.path={model}"]) == 0
     figures = {
         each["variant"]: each
         for each in json.loads((tmp_path / "out" / "figures.json").read_text())
@@ -178,8 +181,8 @@ def test_with_a_model_all_make_the_same_tokens_and_ours_computes_each_prefix_onc
     assert {each["equal_outputs"] for each in figures.values()} == {16}
     assert not any(each["simulated"] for each in figures.values())
     assert "the same tokens in all" in capsys.readouterr().out
-    shape = cm.Shape(16, 2, 40, 30, 6, 0.5)
-    rows = cm.make_rows(shape, cm.random_stream(shape, 199))
+    shape = Shape(16, 2, 40, 30, 6, 0.5)
+    rows = make_rows(shape, random_stream(shape, 199))
     seen = {tuple(row.prompt[:end].tolist()) for row in rows for end in range(1, 99)}
     whole = sum(len(row.prompt) for row in rows)
     # Rows of a group differ from their second token on, where one of them begins alike.
@@ -195,11 +198,11 @@ def test_with_a_model_all_make_the_same_tokens_and_ours_computes_each_prefix_onc
     loaded = load_model(
         ModelSource(str(model)), dtype="float32", device=torch.device("cpu"), max_model_len=None
     )
-    per_token = cm.ModelMachine(loaded).bytes_per_token
+    per_token = ModelMachine(loaded).bytes_per_token
     assert all(each["peak_kv_bytes"] <= 256 * per_token for each in figures.values())
 
 
 def test_only_the_model_s_path_is_taken_as_a_key(capsys):
     with pytest.raises(SystemExit):
-        cm.main(["pool.block_size=8"])
+        compare_memory.main(["pool.block_size=8"])
     assert "only model.path=DIR" in capsys.readouterr().err
