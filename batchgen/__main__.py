@@ -5,6 +5,7 @@ import sys
 from types import FrameType
 
 from batchgen.cli.app import main
+from batchgen.cli.streams import open_standard_descriptors
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -13,6 +14,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    open_standard_descriptors()
     signal.signal(signal.SIGTERM, _interrupt)
     # A question, which the job answers once it runs; by default it would end the process.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

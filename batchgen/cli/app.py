@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 
 from batchgen import __version__
@@ -14,6 +14,7 @@ from batchgen.cli.jobs import list_jobs, store_jobs
 from batchgen.cli.overrides import config_dirs, read_command_line, split_flags
 from batchgen.cli.resources import conf_dir, jobs_dir
 from batchgen.cli.settle import Settled, settle
+from batchgen.cli.streams import forgiving_streams
 from batchgen.cli.sweep import compare_sweep
 from batchgen.config import LogFormat, Mode
 from batchgen.errors import BatchgenError, ExitCode, UsageError
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with console_of(asks_for_json(given)) as console:
+        with forgiving_streams(), console_of(asks_for_json(given)) as console:
             return _guarded(console, lambda: _command(given, console))
     except SystemExit as stop:
         # argparse and Hydra's own flags (--hydra-help, --version) end this way.
@@ -70,6 +71,7 @@ def _command(arguments: Sequence[str], console: Console) -> ExitCode:
     if "--version" in flags:
         print(f"batchgen {__version__}")
         return ExitCode.DONE
+    _require_current_directory()
     line = read_command_line(arguments, conf)
     store_jobs(jobs, line.jobs)
     settled = _settle_all(compose(line.arguments, conf, jobs))
@@ -77,16 +79,40 @@ def _command(arguments: Sequence[str], console: Console) -> ExitCode:
     return _run_all(settled, jobs, console)
 
 
+def _require_current_directory() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "the current directory has been removed; change to one that is there"
+        ) from None
+
+
 def _settle_all(composed: Sequence[dict[str, object]]) -> list[Settled]:
     """Check every job of a sweep before the first one starts."""
     settled: list[Settled] = []
     for number, values in enumerate(composed):
+        where = f"Job {number} of the sweep: " if len(composed) > 1 else ""
         try:
             settled.append(settle(values))
         except UsageError as error:
-            where = f"Job {number} of the sweep: " if len(composed) > 1 else ""
             raise UsageError(f"{where}{error}") from error
+        except OSError as error:
+            # Not even whether it is there can be asked, as below a folder of somebody else's.
+            if error.filename is None:
+                raise
+            keys = ", ".join(_naming(str(error.filename), values))
+            raise UsageError(f"{where}{keys}: {error.filename}: {error.strerror}") from error
     return settled
+
+
+def _naming(path: str, values: Mapping[str, object], group: str = "") -> Iterator[str]:
+    """Give the keys whose values name a path, or something below it."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _naming(path, value, f"{group}{name}.")
+        elif isinstance(value, str) and value and Path(value).absolute().is_relative_to(path):
+            yield f"{group}{name}={value}"
 
 
 def _refuse_shared_outputs(settled: Sequence[Settled]) -> None:

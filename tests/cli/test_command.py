@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -65,6 +66,41 @@ def test_expected_failures_give_their_code_and_a_message_only(
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert str(error) in said
+
+
+def test_a_path_that_cannot_even_be_asked_about_is_refused_by_its_key(
+    command, recorder, caller, capsys, monkeypatch
+):
+    too_long = caller / ("n" * 300)
+    assert command(f"output.dir={too_long}") == 2
+    assert f"output.dir={too_long}: " in capsys.readouterr().err
+    real = os.stat
+
+    def stat(path, **options):
+        if str(path).startswith(str(caller / "closed")):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        assert command("output.dir=closed/out") == 2
+    said = capsys.readouterr().err
+    assert f"output.dir=closed/out: {caller / 'closed' / 'out'}: Permission denied" in said
+    assert "Traceback" not in said
+    assert not recorder.configs
+
+
+def test_a_current_directory_that_is_gone_is_said(command, recorder, capsys, monkeypatch):
+    def getcwd():
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getcwd", getcwd)
+        assert command() == 2
+    said = capsys.readouterr().err
+    assert "the current directory has been removed" in said
+    assert "Traceback" not in said
+    assert not recorder.configs
 
 
 def test_an_unexpected_failure_gives_1_and_a_traceback(command, recorder, composed, capsys):

@@ -1,6 +1,7 @@
 """`log.format=json` and `log.prometheus_file` over the whole command."""
 
 import json
+import os
 import signal
 from typing import Any
 
@@ -99,6 +100,20 @@ def test_an_interrupted_run_says_75_and_the_next_one_the_last_success(
     # Another look at a finished job is a success as well; a plan is no news of it.
     assert logged("mode=plan") == 0
     assert metrics(logged)["batchgen_last_success_timestamp_seconds"] == success
+
+
+def _speak_to_nobody() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.dup2(writing, 1)
+    os.dup2(writing, 2)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_log_that_nobody_reads_any_more_costs_no_row(logged: Job, form: str) -> None:
+    assert logged.start(f"log.format={form}", before=_speak_to_nobody).wait() == 0
+    assert len(logged.rows()) == len(ROWS)
+    assert (logged.out / "_SUCCESS").exists()
 
 
 def test_text_stays_what_it_was(logged: Job, capsys: Any) -> None:
