@@ -31,7 +31,7 @@ _ITEM_CHARACTERS = 16
 _PASSES_BETWEEN_LOOKS = 64
 _WIDE_FORMAT = re.compile(r"\d{7,}")
 # How Python prints what is no data; the number is another one in each run.
-_ADDRESS = re.compile(r"<[^<>]{1,200} at 0x[0-9a-f]+>")
+_OBJECT = re.compile(r"<[^<>]{1,200} at 0x[0-9a-f]+>|<class '[^<>']{1,200}'>")
 _STRETCHING = (
     *("batch", "center", "format", "indent", "join", "pprint", "replace", "round", "slice"),
     *("tojson", "truncate", "urlize", "wordwrap", "xmlattr"),
@@ -77,6 +77,8 @@ class Limits:
             elif isinstance(each, jinja2.Undefined):
                 # In a list it would be printed as a word.
                 str(each)
+            elif callable(each):
+                _refuse_function(each)
             elif isinstance(each, list | tuple | set | frozenset):
                 self.take_characters(_ITEM_CHARACTERS * len(each))
                 left.extend(each)
@@ -170,9 +172,6 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
                 "a null value would be printed as 'None'; say what stands for it, as in "
                 "{{ column or '' }}"
             )
-        if callable(value) and not isinstance(value, jinja2.Undefined):
-            name = getattr(value, "__name__", type(value).__name__)
-            raise ValueError(f"'{name}' is a function, not a value; a key is written ['{name}']")
         self.limits.take(value)
         return value
 
@@ -271,12 +270,13 @@ def _filter(value: nodes.Expr, name: str, lineno: int) -> nodes.Filter:
     return nodes.Filter(value, name, [], [], None, None, lineno=lineno)
 
 
-def printed_object(text: str, row: Mapping[str, Any]) -> str | None:
-    """Give what a rendered text holds of Python that is no data of the row, if anything."""
-    found = _ADDRESS.search(text)
-    if found is None or any(found[0] in str(value) for value in row.values()):
-        return None
-    return found[0]
+def printed_object(text: str, row: Mapping[str, Any], source: str) -> str | None:
+    """Give what a text holds of Python that neither the row nor the template says, if anything."""
+    shown: list[str] = _OBJECT.findall(text)
+    for found in dict.fromkeys(shown):
+        if found not in source and not any(found in str(value) for value in row.values()):
+            return found
+    return None
 
 
 def _check_widths(form: str, given: Any) -> None:
@@ -306,6 +306,11 @@ def _check_power(left: Any, right: Any) -> None:
 def _check_bits(bits: int) -> None:
     if bits > _MOST_BITS:
         _refuse(f"a number of {bits:,} bits")
+
+
+def _refuse_function(function: Any) -> NoReturn:
+    name = getattr(function, "__name__", type(function).__name__)
+    raise ValueError(f"'{name}' is a function, not a value; a key is written ['{name}']")
 
 
 def _refuse(what: str) -> NoReturn:

@@ -46,6 +46,7 @@ class RowTemplate:
         Raises:
             UsageError: a syntax error, a name that is no column, or an include.
         """
+        self._source = source
         environment = LimitedEnvironment()
         self._limits = environment.limits
         try:
@@ -86,7 +87,7 @@ class RowTemplate:
         try:
             pairs = [(name, values[name]) for name in order or self._fields]
             text = self._template.render({**row, FIELDS: pairs} if self._fields else row)
-            found = printed_object(text, row)
+            found = printed_object(text, row, self._source)
             if found is not None:
                 raise ValueError(f"{found} is no text")
         except Exception as error:

@@ -133,15 +133,27 @@ def test_each_row_begins_anew() -> None:
         ("{{ d.items }}", r"'items' is a function.*\['items'\]"),
         ("{{ range }}", "function"),
         ("{{ l|map('upper') }}", "generator"),
-        ("{{ [s.upper] }}", "at 0x"),
+        ("{{ [s.upper] }}", "'upper' is a function"),
+        ("{{ [[s, dict]] }}", "'dict' is a function"),
+        ("{{ {'a': range} }}", "range' is a function"),
         ("{{ cycler('a') }}", "at 0x|function"),
-        ("{{ s.upper ~ '' }}", "at 0x"),
+        ("{{ s.upper ~ '' }}", "'upper' is a function"),
+        ("{{ [s, dict] | join(' ') }}", "<class 'dict'> is no text"),
+        ("{{ dict | string }}", "<class 'dict'> is no text"),
         ("{{ none }}", "null"),
     ],
 )
 def test_what_is_no_data_is_not_printed(source: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         render(source)
+
+
+def test_what_the_template_or_the_row_says_of_python_is_text() -> None:
+    shown = "<class 'int'> <x at 0x1f>"
+    template = RowTemplate("<class 'dict'> {{ s }}", ["s"])
+    assert template.render({"s": shown}) == f"<class 'dict'> {shown}"
+    with pytest.raises(ValueError, match="<class 'dict'> is no text"):
+        RowTemplate("{{ s }} {{ dict | string }}", ["s"]).render({"s": shown})
 
 
 @pytest.mark.parametrize("source", ["{{ lipsum() }}", "{{ l|random }}"])
