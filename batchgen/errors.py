@@ -4,8 +4,18 @@ This file and ``sampling`` are the slab the house stands on: every module may
 import them, they import nothing of ours.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+
+_MOST_NAMES = 30
+
+
+def listed(names: Sequence[str]) -> str:
+    """Name things for a message: all of a few, the first ones of many."""
+    shown = ", ".join(names[:_MOST_NAMES]) or "none"
+    more = len(names) - _MOST_NAMES
+    return f"{shown} and {more:,} more" if more > 0 else shown
 
 
 class ExitCode(IntEnum):

@@ -72,7 +72,7 @@ def _do(config: Config, resolved_yaml: str, progress: Progress) -> ExitCode:
         alarm_s=wall_time.stop_after_s, alarm_reason=wall_time.reason, say=progress.say
     ) as interrupts:
         if config.mode is Mode.preview:
-            show_prompts(config)
+            show_prompts(config, progress)
             return ExitCode.DONE
         if config.mode is Mode.plan:
             show_plan(config, progress)
@@ -96,9 +96,8 @@ class _Job:
     def run(self) -> ExitCode:
         config = self.config
         inputs = JobInputs.open(config)
-        warning = inputs.sampling.warning()
-        if warning is not None:
-            self.progress.say(f"sampling.{warning}", level="warning")
+        for warning in inputs.warnings():
+            self.progress.say(warning, level="warning")
         calibration = Calibration(config.sampling, inputs)
         device = resolve_device(config.model.device).type
         with OutputDir(config.output.dir, overwrite=config.output.overwrite) as output:
@@ -109,6 +108,7 @@ class _Job:
                     return ExitCode.DONE
                 planned = plan_job(config, inputs, output, finished)
                 copy_carried(inputs, output)
+                inputs.source.refuse_changes(advice="; start again once it stays as it is")
                 self.progress.say(planned.plan.describe())
             self.interrupts.check()
             try:
@@ -147,7 +147,13 @@ class _Job:
         try:
             with carried_rows(inputs, output) as carried:
                 self._run_engine(
-                    stream, planned, loaded, breaker, output, inputs.output_schema, carried
+                    stream,
+                    planned,
+                    loaded,
+                    breaker,
+                    output,
+                    output.marked(inputs.output_schema),
+                    carried,
                 )
             self.interrupts.check()
         except StopRequested as error:

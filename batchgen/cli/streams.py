@@ -55,7 +55,7 @@ def forgiving_streams() -> Iterator[None]:
     """Let nothing that Python code says fail while the context is open."""
     previous = sys.stdout, sys.stderr
     ours = Forgiving(sys.stdout), Forgiving(sys.stderr)
-    sys.stdout, sys.stderr = ours  # type: ignore[assignment]
+    sys.stdout, sys.stderr = ours
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from batchgen.data.input.reader import id_type, read_rows
 from batchgen.data.input.source import InputSource, discover
 from batchgen.data.output.carry import carried_schema
 from batchgen.data.output.schema import OWN_COLUMNS, output_schema
-from batchgen.errors import RowError, RowErrorType, UsageError
+from batchgen.errors import RowError, RowErrorType, UsageError, listed
 from batchgen.prompts.bad_words import BadWords
 from batchgen.prompts.fields.orders import find_orders
 from batchgen.prompts.limits import Limits
@@ -24,6 +24,7 @@ from batchgen.prompts.source import PromptSpec, Source
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.prompts.tokenizer import Tokenizer, load_tokenizer
 from batchgen.prompts.truncation import SIDES, Truncation
+from batchgen.runtime.hub import require_answer
 from batchgen.runtime.model import (
     ModelSource,
     load_config,
@@ -79,6 +80,8 @@ class JobInputs:
         source = discover(config.input.path)
         _check_priority(config.input, source.schema)
         model_config = load_config(model_source(config))
+        if config.model.tokenizer is not None:
+            require_answer("model.tokenizer", config.model.tokenizer, None)
         tokenizer = load_tokenizer(
             config.model.tokenizer or config.model.path,
             revision=None if config.model.tokenizer else config.model.revision,
@@ -125,6 +128,17 @@ class JobInputs:
             fields=tuple(config.prompt.fields),
             field_order=config.prompt.field_order.value,
         )
+
+    def warnings(self) -> list[str]:
+        """Say what is allowed and most likely not meant."""
+        files = len(self.source.files)
+        holder = "its file holds no row" if files == 1 else f"none of its {files} files holds a row"
+        nothing = f"input.path={self.source.path}: {holder}, so there is nothing to do"
+        sampling = self.sampling.warning()
+        return [
+            *([] if self.num_rows else [nothing]),
+            *([f"sampling.{sampling}"] if sampling is not None else []),
+        ]
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -214,7 +228,7 @@ def _check_priority(config: InputConfig, schema: pa.Schema) -> None:
     if column not in schema.names:
         raise UsageError(
             f"input.priority_column={column} is no column of the input; it has "
-            f"{', '.join(schema.names)}"
+            f"{listed(schema.names)}"
         )
     kind = schema.field(column).type
     if not (pa.types.is_integer(kind) or pa.types.is_null(kind)):

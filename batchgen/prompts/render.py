@@ -28,6 +28,7 @@ from batchgen.prompts.source import (
 from batchgen.prompts.special import ContentGuard
 from batchgen.prompts.template import RowTemplate
 from batchgen.prompts.tokenizer import Tokenizer, render_chat
+from batchgen.prompts.values import Unreadable, python_rows, python_values
 
 # Stands for a row's own text in a chat template; a private-use character.
 _MARK = "\U0010fffe"
@@ -142,15 +143,13 @@ class Renderer:
         ``invalid_token_ids`` or ``template_error``.
         """
         if self.source is Source.TEMPLATE:
-            rows = table.select(list(self._template.columns)).to_pylist()
-            # A table of no columns has no rows in Python, but still num_rows of them.
-            rows = rows or [{}] * table.num_rows
+            rows = python_rows(table.select(list(self._template.columns)))
             return [self._render_template(row, first_row + at) for at, row in enumerate(rows)]
         column = table.column(self._column)
         if self.source is Source.TOKEN_IDS:
             return [_token_ids(column, row) for row in range(len(column))]
         make = self._text if self.source is Source.TEXT else self._messages
-        return [make(value) for value in column.to_pylist()]
+        return [make(value) for value in python_values(column)]
 
     def shared_head(self, tokenizer: Tokenizer | None) -> str | None:
         """Give the text with which every row's prompt begins, special tokens spelt out.
@@ -167,13 +166,17 @@ class Renderer:
         head, mark, _ = render_chat(tokenizer, self._chat(lead + _MARK).messages).partition(_MARK)
         return head if mark else None
 
-    def _render_template(self, row: Mapping[str, Any], position: int) -> Prompt | RowError:
+    def _render_template(
+        self, row: Mapping[str, Any] | Unreadable, position: int
+    ) -> Prompt | RowError:
+        if isinstance(row, Unreadable):
+            return RowError(RowErrorType.TEMPLATE_ERROR, str(row))
         order = self.field_orders.of(position) if self.field_orders is not None else ()
         try:
-            row, hides = self.normalizer.row(row), False
+            values, hides = self.normalizer.row(row), False
             if self._guard is not None:
-                row, hides = self._guard.hide(row, always=self._head_hides)
-            text = self._template.render(row, order)
+                values, hides = self._guard.hide(values, always=self._head_hides)
+            text = self._template.render(values, order)
         except ValueError as error:
             return RowError(RowErrorType.TEMPLATE_ERROR, str(error))
         if not text:
@@ -204,6 +207,8 @@ class Renderer:
     def _messages(self, value: Any) -> Prompt | RowError:
         if value is None:
             return RowError(RowErrorType.NULL_PROMPT, "the messages are null")
+        if isinstance(value, Unreadable):
+            return RowError(RowErrorType.INVALID_MESSAGES, str(value))
         try:
             messages = parse_messages(value)
         except ValueError as error:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from batchgen.errors import UsageError
 from batchgen.prompts.template import RowTemplate
+from batchgen.prompts.values import Unreadable, python_rows
 
 Shot = tuple[str, str]
 """A rendered example: what is asked, and the answer."""
@@ -53,8 +54,10 @@ def load_shots(path: Path) -> Shots:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, row in enumerate(pq.read_table(path).to_pylist()):
-        yield f"row {number}", row
+    for number, row in enumerate(python_rows(pq.read_table(path))):
+        if isinstance(row, Unreadable):
+            raise ValueError(f"row {number}: {row}")
+        yield f"row {number}", dict(row)
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

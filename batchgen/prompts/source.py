@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from batchgen.errors import UsageError
+from batchgen.errors import UsageError, listed
 from batchgen.prompts.columns import close_matches, is_list_of, is_text
 from batchgen.prompts.messages import Message
 from batchgen.prompts.normalize.rules import NormalizeSpec
@@ -84,7 +84,7 @@ def settle_source(spec: PromptSpec, names: Sequence[str]) -> tuple[Source, str |
     if value not in names:
         raise UsageError(
             f"{key}={value} is no column of the input{close_matches(value, names)}. "
-            f"Columns: {', '.join(names)}"
+            f"Columns: {listed(names)}"
         )
     return source, value
 
@@ -102,7 +102,7 @@ def _default_source(names: Sequence[str]) -> tuple[Source, str]:
         f"the input has none of the columns {', '.join(column for _, column in defaults)}. "
         "Name the prompt's column with prompt.column, prompt.messages_column or "
         "prompt.token_ids_column, or write a prompt.template over the columns. "
-        f"Columns: {', '.join(names)}"
+        f"Columns: {listed(names)}"
     )
 
 

@@ -18,7 +18,7 @@ from batchgen.errors import UsageError
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.runtime.attention import ATTENTION_NAME
 from batchgen.runtime.fused import can_fuse, fuse_elementwise
-from batchgen.runtime.hub import retries_unsaid, taken_as_hub_name
+from batchgen.runtime.hub import require_answer, retries_unsaid, taken_as_hub_name
 from batchgen.runtime.kv_cache import LayerGeometry
 from batchgen.runtime.packed_linear import can_pack, pack_linears, packed_bytes
 
@@ -113,6 +113,7 @@ def load_config(source: ModelSource) -> Any:
             are pickles and may not be.
     """
     _refuse_pickles(source)
+    require_answer("model.path", source.path, source.revision)
     try:
         with retries_unsaid():
             return AutoConfig.from_pretrained(**source.keywords()).get_text_config(decoder=True)

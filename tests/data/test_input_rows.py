@@ -1,5 +1,6 @@
 """Reading rows, their ids, and rows again by position."""
 
+import base64
 import datetime
 import decimal
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow.parquet import encryption
 
 from batchgen.data.ids import IdCheck, id_keys
 from batchgen.data.input import types as types_module
@@ -132,6 +134,13 @@ def test_ids_of_other_types_are_refused_by_name(tmp_path: Path, values: list[obj
         read_rows(source, [], id_column="key", limit=None)
 
 
+def test_of_very_many_columns_some_are_named(tmp_path: Path) -> None:
+    source = source_of(tmp_path, pa.table({f"c{n}": [1] for n in range(5000)}))
+    with pytest.raises(UsageError, match=r"c0, c1, .* and 4,970 more$") as refused:
+        read(source, "prompt")
+    assert len(str(refused.value)) < 600
+
+
 def test_a_missing_column_is_refused_with_close_matches(tmp_path: Path) -> None:
     source = source_of(tmp_path, pa.table({"prompts": ["a"], "ident": [1]}))
     with pytest.raises(UsageError, match=r"no column prompt .*did you mean prompts\? .*ident"):
@@ -225,6 +234,28 @@ def test_a_file_damaged_behind_its_footer_is_named(tmp_path: Path) -> None:
     (tmp_path / "0.parquet").write_bytes(content)
     with pytest.raises(UsageError, match=r"0\.parquet cannot be read"):
         read(source, "p")
+
+
+class NoKeys(encryption.KmsClient):
+    """Keys that are wrapped as they are."""
+
+    def wrap_key(self, key: bytes, _: str) -> bytes:
+        return base64.b64encode(key)
+
+
+def test_encrypted_columns_under_a_plain_footer_are_said_to_be_so(tmp_path: Path) -> None:
+    settings = encryption.EncryptionConfiguration(
+        footer_key="footer", column_keys={"column": ["p"]}, plaintext_footer=True
+    )
+    keys = encryption.CryptoFactory(lambda _: NoKeys())
+    properties = keys.file_encryption_properties(encryption.KmsConnectionConfig(), settings)
+    table = pa.table({"id": [1], "p": ["secret"]})
+    with pq.ParquetWriter(
+        tmp_path / "0.parquet", table.schema, encryption_properties=properties
+    ) as writer:
+        writer.write_table(table)
+    with pytest.raises(UsageError, match=r"0\.parquet cannot be read: .*without encryption"):
+        read(discover(str(tmp_path)), "p")
 
 
 def test_memory_does_not_grow_with_the_row_group(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from batchgen.data.output.manifest import (
     ABSENT,
     Difference,
     compare,
-    read_fingerprint,
+    read_manifest,
     refuse_mismatch,
     write_manifest,
 )
@@ -32,14 +32,14 @@ FINGERPRINT = {
 
 def test_a_stored_fingerprint_equals_the_one_it_was_made_of(tmp_path: Path) -> None:
     path = tmp_path / "_manifest.json"
-    assert read_fingerprint(path) is None
-    write_manifest(path, FINGERPRINT, {"versions": {"torch": "2"}})
-    stored = read_fingerprint(path)
-    assert stored is not None
-    assert compare(stored, FINGERPRINT) == []
-    content = json.loads(path.read_text())
+    assert read_manifest(path) is None
+    output_id = write_manifest(path, FINGERPRINT, {"versions": {"torch": "2"}})
+    content = read_manifest(path)
+    assert content == json.loads(path.read_text())
+    assert compare(content["fingerprint"], FINGERPRINT) == []
     assert content["versions"] == {"torch": "2"}
     assert content["created"]
+    assert content["output_id"] == output_id != write_manifest(path, FINGERPRINT, {})
 
 
 def test_h06_every_differing_key_is_named_with_both_values(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_damaged_or_foreign_manifest_is_refused(tmp_path: Path, content: str) 
     path = tmp_path / "_manifest.json"
     path.write_text(content)
     with pytest.raises(UsageError, match=r"_manifest\.json"):
-        read_fingerprint(path)
+        read_manifest(path)
 
 
 def test_any_byte_of_a_small_file_counts(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,6 +25,7 @@ from batchgen.data.output.glance import Glance
 from batchgen.data.stores import bucket as bucket_module
 from batchgen.data.stores import faults as faults_module
 from batchgen.data.stores import lease as lease_module
+from batchgen.data.stores import objects as objects_module
 from batchgen.data.stores.bucket import Bucket, ObjectFile
 from batchgen.data.stores.lease import Lease
 from batchgen.data.stores.store import place_of
@@ -470,3 +472,31 @@ def test_figures_are_appended_here_and_stand_there_in_the_end(s3: S3, tmp_path: 
         assert not out.scratch.exists()
     append('{"rows": 3}\n')
     assert s3.get("out/_metrics.jsonl").count(b"\n") == 3
+
+
+def test_figures_can_be_read_there_while_a_run_goes_on(
+    s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects_module, "PUBLISH_S", 0.05)
+
+    def wait_for(content: bytes) -> None:
+        deadline = time.monotonic() + 30
+        while "_metrics.jsonl" not in names(s3) or s3.get("out/_metrics.jsonl") != content:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    with OutputDir(s3.uri("out")) as out, out.appended("_metrics.jsonl") as path:
+        path.write_text('{"rows": 1}\n{"ro')
+        wait_for(b'{"rows": 1}\n')
+        # A storage that fails meanwhile ends nothing.
+        with monkeypatch.context() as patch:
+            patch.setattr(Lease, "confirm", _fail)
+            time.sleep(0.2)
+        path.write_text('{"rows": 1}\n{"rows": 2}\n')
+        wait_for(b'{"rows": 1}\n{"rows": 2}\n')
+        path.write_text("the end")
+    assert s3.get("out/_metrics.jsonl") == b"the end"
+
+
+def _fail(_: Lease) -> None:
+    raise faults_module.StoreError("no answer")

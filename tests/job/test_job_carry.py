@@ -165,7 +165,7 @@ def test_views_become_plain_and_dictionaries_of_every_row_group_their_own(job: J
         ("[price,price]", "price twice"),
     ],
 )
-def test_what_cannot_be_carried_is_refused_by_name(
+def test_f06_what_cannot_be_carried_is_refused_by_name(
     job: Job, columns: str, message: str, capsys: Any
 ) -> None:
     table = _table(3).append_column("status", pa.array(["x"] * 3))

@@ -107,6 +107,23 @@ def test_f05_no_rows_give_a_valid_empty_output_with_the_full_schema(job: Job) ->
     assert job() == 0
 
 
+@pytest.mark.parametrize("mode", ["run", "plan", "preview"])
+def test_an_input_without_rows_is_no_silent_success(
+    job: Job, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    no_rows = pa.table({"id": pa.array([], pa.int64()), "prompt": pa.array([], pa.string())})
+    job.write(no_rows)
+    assert job(f"mode={mode}") == 0
+    said = capsys.readouterr().err
+    assert f"input.path={job.input}: its file holds no row, so there is nothing to do" in said
+    folder = job.folder / "shards"
+    folder.mkdir()
+    for name in ("a", "b"):
+        pq.write_table(no_rows, folder / f"{name}.parquet")
+    assert job(f"mode={mode}", f"input.path={folder}", f"output.dir={job.out}2") == 0
+    assert "none of its 2 files holds a row" in capsys.readouterr().err
+
+
 def test_f05_files_without_rows_beside_one_with_a_row(job: Job) -> None:
     folder = job.folder / "shards"
     folder.mkdir()

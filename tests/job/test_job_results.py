@@ -318,6 +318,18 @@ def test_a_stop_string_over_a_token_border_ends_the_row(
     assert any(row["stop_reason"] == stop for row in rows)
 
 
+def test_c07_stops_that_stand_in_the_prompt_end_nothing(long_job: Job, ends: Ends) -> None:
+    outputs = {token for output in ends.outputs for token in output}
+    token = next(each for prompt in ends.prompts for each in prompt if each not in outputs)
+    stop = "The quick"
+    assert all(stop not in ends.text(output) for output in ends.outputs)
+    stops = f"sampling.stop={json.dumps([stop])}", f"sampling.stop_token_ids=[{token}]"
+    assert long_job(*stops, "sampling.ignore_eos=true") == 0
+    rows = long_job.rows()
+    assert [row["output_token_ids"] for row in rows] == ends.outputs
+    assert {row["finish_reason"] for row in rows} == {"length"}
+
+
 def test_a_stop_token_ends_the_row_and_stands_in_the_ids(long_job: Job, ends: Ends) -> None:
     token = ends.outputs[0][4]
     assert long_job(f"sampling.stop_token_ids=[{token}]", "sampling.ignore_eos=true") == 0

@@ -3,6 +3,7 @@
 import errno
 import gc
 import itertools
+import json
 import shutil
 import threading
 from collections.abc import Callable
@@ -309,3 +310,97 @@ def test_two_runs_in_one_process_leave_no_files_or_threads_behind(job: Job) -> N
     assert open_files() == files
     assert threading.active_count() == threads
     assert str(job.out) not in Path("/proc/self/maps").read_text()
+
+
+def test_an_input_that_is_replaced_while_it_is_planned_is_refused_before_anything_is_made(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.write(ROWS)
+    changed = [row | {"prompt": f"other {row['id']}"} for row in ROWS]
+
+    def reached(name: str) -> None:
+        if name == "prompts.begin":
+            job.write(changed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("batchgen.job.planning.failpoints.reached", reached)
+        assert job() == 2
+    assert f"{job.input} has been changed since this run began" in capsys.readouterr().err
+    assert not job.parts
+    assert job() == 0
+    assert len(job.rows()) == len(ROWS)
+
+
+def test_failed_rows_are_not_copied_from_an_input_that_was_replaced_meanwhile(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*ROWS, {"id": "bad", "prompt": None}]
+    job.write(rows)
+    given = job.input.read_bytes()
+
+    def reached(name: str) -> None:
+        if name == "errors.begin":
+            job.write([row | {"prompt": "another"} for row in rows])
+
+    with monkeypatch.context() as patch:
+        patch.setattr("batchgen.data.output.failed_rows.failpoints.reached", reached)
+        assert job() == 1
+    said = capsys.readouterr().err
+    assert f"{job.input} has been changed since this run began" in said
+    assert "put the input back as it was and run the same command again" in said
+    assert not (job.out / "_errors").exists()
+    assert len(job.rows()) == len(rows)
+    job.input.write_bytes(given)
+    assert job() == 0
+    assert job.summary["requests"] == 0
+    assert pq.read_table(job.out / "_errors").to_pylist() == rows[-1:]
+
+
+@pytest.mark.parametrize("order", ["completion", "input"])
+@pytest.mark.parametrize("kind", ["other rows", "other results", "the same job"])
+def test_a_part_of_another_output_is_set_aside_and_its_rows_are_run_again(
+    job: Job,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    order: str,
+) -> None:
+    job.given |= {"output.rows_per_part": "4", "output.order": order}
+    other = job.folder / "other"
+    changed = "x" if kind == "other rows" else ""
+    job.write([row | {"id": f"{changed}{row['id']}"} for row in ROWS])
+    fewer = "sampling.max_tokens=2" if kind == "other results" else "sampling.max_tokens=8"
+    assert job(f"output.dir={other}", fewer) == 0
+    job.write(ROWS)
+    assert job() == 0
+    expected = job.results()
+    foreign = sorted(other.glob("part-*.parquet"))
+    shutil.copy(foreign[1], job.parts[1])
+    added = shutil.copy(foreign[2], job.out / "part-00077-0123abcd.parquet")
+    assert job("mode=status") == 0
+    assert f"damaged: {job.parts[1].name}, {added.name}; " in capsys.readouterr().out
+    assert job() == 0
+    assert caplog.text.count("another job or another run of it wrote it") == 2
+    assert job.results() == expected
+    assert len(list((job.out / "_quarantine").iterdir())) == 2
+    # What replaces parts keeps them known as their output's own.
+    assert job("output.retry_errors=true", "output.order=input") == 0
+    assert job.results() == expected
+    numbers = {pq.read_schema(part).metadata[b"batchgen.output_id"] for part in job.parts}
+    assert numbers == {job.json("_manifest.json")["output_id"].encode()}
+
+
+def test_an_output_of_before_parts_had_its_number_goes_on(job: Job) -> None:
+    job.write(ROWS)
+    assert job("output.rows_per_part=4") == 0
+    expected = job.results()
+    manifest = job.out / "_manifest.json"
+    content = json.loads(manifest.read_text())
+    del content["output_id"]
+    manifest.write_text(json.dumps(content))
+    for part in job.parts:
+        pq.write_table(pq.read_table(part).replace_schema_metadata(), part)
+    job.parts[1].unlink()
+    assert job("output.rows_per_part=4") == 0
+    assert job.results() == expected
+    assert not (job.out / "_quarantine").exists()

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from batchgen.data.stores.faults import StoreError
 from batchgen.data.stores.objects import ObjectPath
 from batchgen.data.stores.store import Place
 from batchgen.errors import UsageError
@@ -22,11 +21,11 @@ def find_files(path: str) -> list[tuple[Place, str]]:
         path: a file, a directory or a glob, local or as ``s3://bucket/...``.
 
     Raises:
-        UsageError: there is no file, or the storage cannot be asked.
+        UsageError: there is no file, or a directory or the storage cannot be read.
     """
     try:
         found = list(_find_objects(path) if is_s3(path) else _find_local(path))
-    except StoreError as error:
+    except OSError as error:
         raise UsageError(f"input.path={path} cannot be read: {error}") from error
     if not found:
         raise UsageError(
@@ -88,7 +87,7 @@ def _walk(root: Path) -> Iterator[tuple[Path, str]]:
     # Data sets are often assembled from links to directories; a link to a directory above
     # itself would never end, so each real directory is entered once.
     seen: set[str] = set()
-    for directory, subdirectories, names in os.walk(root, followlinks=True):
+    for directory, subdirectories, names in os.walk(root, onerror=_raise, followlinks=True):
         real = os.path.realpath(directory)
         if real in seen:
             subdirectories.clear()
@@ -99,6 +98,11 @@ def _walk(root: Path) -> Iterator[tuple[Path, str]]:
             file_path = Path(directory, name)
             if _is_data_name(name) and file_path.is_file():
                 yield file_path, file_path.relative_to(root).as_posix()
+
+
+def _raise(error: OSError) -> None:
+    # A directory that cannot be read must not look like an empty one.
+    raise error
 
 
 def _glob_base(pattern: str) -> str:

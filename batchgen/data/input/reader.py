@@ -13,7 +13,7 @@ from batchgen.data.ids import IdCheck
 from batchgen.data.input.source import InputFile, InputSource
 from batchgen.data.input.types import conform, is_text, replace_invalid_text
 from batchgen.data.stores.store import parquet_file
-from batchgen.errors import UsageError
+from batchgen.errors import UsageError, listed
 
 # Column chunks are read through a buffer of this size, and not fetched ahead: otherwise whole
 # column chunks are loaded at once and memory grows with the row group.
@@ -283,9 +283,8 @@ def _require_column(source: InputSource, column: str, key: str) -> None:
     if column not in names:
         close = get_close_matches(column, names, n=3)
         hint = f"; did you mean {' or '.join(close)}?" if close else ";"
-        there = ", ".join(names) or "none"
         raise UsageError(
-            f"{key}: no column {column} in {source.path}{hint} the columns are: {there}"
+            f"{key}: no column {column} in {source.path}{hint} the columns are: {listed(names)}"
         )
     if column in source.conflicts:
         raise UsageError(f"{key}: {source.conflicts[column]}")
@@ -307,7 +306,7 @@ def _iter_batches(
                 failpoints.reached("input.batch")
                 yield batch
     except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"input.path: {file.path} cannot be read: {error}") from error
+        raise _unreadable(file, error) from error
 
 
 def _read_original(
@@ -325,7 +324,14 @@ def _read_original(
                 if low < high:
                     yield _take(batch, rows[low:high] - position)
                 position += batch.num_rows
+            if position != start + size:
+                raise UsageError(
+                    f"input.path: {file.path} holds {position - start} rows in its row group "
+                    f"{row_group} where its footer says {size}; write it again"
+                )
         start += size
+    if len(rows) and rows[-1] >= start:
+        raise UsageError(f"input.path: {file.path} holds {start} rows, fewer than it did")
 
 
 def _row_group_sizes(file: InputFile) -> list[int]:
@@ -339,7 +345,13 @@ def _row_group_sizes(file: InputFile) -> list[int]:
             metadata = parquet.metadata
             return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"input.path: {file.path} cannot be read: {error}") from error
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: InputFile, error: Exception) -> UsageError:
+    # Of a file whose footer is not encrypted only the columns say that they are.
+    advice = "; write it without encryption" if "decrypt" in str(error).lower() else ""
+    return UsageError(f"input.path: {file.path} cannot be read: {error}{advice}")
 
 
 def _take(batch: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> pa.RecordBatch:

@@ -4,14 +4,15 @@ import logging
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.data import failpoints
 from batchgen.data.input.find import find_files
+from batchgen.data.input.lookalike import verdict
 from batchgen.data.input.types import common_type, normalize_type, without_views
 from batchgen.data.stores.store import Place, parquet_file, store_of
 from batchgen.errors import UsageError
@@ -31,6 +32,7 @@ class InputFile:
         num_rows: rows in it, from its footer.
         first_row_index: global position of its first row.
         size_bytes: size of the file.
+        stamp: what is another once the file is written again (see ``Store``).
     """
 
     path: Place
@@ -38,6 +40,7 @@ class InputFile:
     num_rows: int
     first_row_index: int
     size_bytes: int
+    stamp: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class InputSource:
     schema: pa.Schema
     originals: Mapping[str, pa.DataType]
     conflicts: Mapping[str, str]
+    _digests: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def num_rows(self) -> int:
@@ -83,9 +87,42 @@ class InputSource:
         on object storage it is the ETag.
 
         Raises:
-            UsageError: a file can no longer be read.
+            UsageError: a file can no longer be read, or is not the one that was found.
         """
-        return [_identity(file) for file in self.files]
+        return [self._identity(file) for file in self.files]
+
+    def refuse_changes(self, files: Iterable[InputFile] | None = None, *, advice: str = "") -> None:
+        """Make sure that what has been read of some files is still what stands in them.
+
+        Args:
+            files: of this input; None for all.
+            advice: what to do, for the message.
+
+        Raises:
+            UsageError: one has another content now, or can no longer be read.
+        """
+        for file in self.files if files is None else files:
+            # A file that was only touched, or copied to where it was, is the same.
+            is_same = _stamp(file) == file.stamp or _digest(file) == self._digests.get(file.name)
+            if not is_same:
+                raise UsageError(
+                    f"input.path: {file.path} has been changed since this run began to read it"
+                    f"{advice}"
+                )
+
+    def _identity(self, file: InputFile) -> dict[str, str | int]:
+        digest = self._digests[file.name] = _digest(file)
+        if _stamp(file) != file.stamp:
+            raise UsageError(
+                f"input.path: {file.path} is being changed while it is read; run the same command "
+                "again when it is complete"
+            )
+        return {
+            "name": file.name,
+            "size_bytes": file.size_bytes,
+            "rows": file.num_rows,
+            "digest": digest,
+        }
 
 
 def discover(path: str) -> InputSource:
@@ -108,20 +145,27 @@ def discover(path: str) -> InputSource:
     columns = _Columns()
     first_row_index = 0
     for file_path, name in found:
+        stamp = _of_file(file_path, store_of(file_path).stamp)
         schema, num_rows, size_bytes = _read_footer(file_path)
         columns.add(schema, name)
-        files.append(InputFile(file_path, name, num_rows, first_row_index, size_bytes))
+        files.append(InputFile(file_path, name, num_rows, first_row_index, size_bytes, stamp))
         first_row_index += num_rows
     return InputSource(path, tuple(files), columns.schema(), columns.originals(), columns.conflicts)
 
 
-def _identity(file: InputFile) -> dict[str, str | int]:
+def _digest(file: InputFile) -> str:
+    return _of_file(file.path, store_of(file.path).digest)
+
+
+def _stamp(file: InputFile) -> str:
+    return _of_file(file.path, store_of(file.path).stamp)
+
+
+def _of_file(path: Place, ask: Callable[[Place], str]) -> str:
     try:
-        digest = store_of(file.path).digest(file.path)
+        return ask(path)
     except OSError as error:
-        raise UsageError(f"input.path: {file.path} cannot be read: {error}") from error
-    sizes = {"size_bytes": file.size_bytes, "rows": file.num_rows}
-    return {"name": file.name, **sizes, "digest": digest}
+        raise UsageError(f"input.path: {path} cannot be read: {error}") from error
 
 
 def natural_key(name: str) -> tuple[list[list[str | int]], str]:
@@ -148,18 +192,29 @@ def _read_footer(path: Place) -> tuple[pa.Schema, int, int]:
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise UsageError(f"input.path: {path} cannot be read: {error}") from error
-        raise UsageError(
-            f"input.path: {path} is not a complete Parquet file ({error}); "
-            "write it again or move it away"
-        ) from error
+        raise UsageError(f"input.path: {path} {_what_it_is(path, error)}") from error
     repeated = [name for name, count in Counter(schema.names).items() if count > 1]
     if repeated:
         raise UsageError(
             f"input.path: {path} has more than one column named {', '.join(repeated)}; "
             "rename them so that each name stands once"
         )
+    in_groups = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+    if in_groups != metadata.num_rows:
+        raise UsageError(
+            f"input.path: {path} is damaged: its footer says that it holds {metadata.num_rows} "
+            f"rows and that its row groups hold {in_groups}; write it again or move it away"
+        )
     _warn_of_giant_row_groups(path, metadata)
     return schema, metadata.num_rows, size_bytes
+
+
+def _what_it_is(path: Place, error: Exception) -> str:
+    try:
+        with store_of(path).open(path) as file:
+            return verdict(file, path, error)
+    except OSError as failure:
+        return f"cannot be read: {failure}"
 
 
 def _warn_of_giant_row_groups(path: Place, metadata: pq.FileMetaData) -> None:
@@ -185,25 +240,28 @@ class _Columns:
         self._originals: dict[str, list[pa.DataType]] = {}
 
     def add(self, schema: pa.Schema, file_name: str) -> None:
-        for field in schema:
-            original, kinds = without_views(field.type), self._originals.setdefault(field.name, [])
+        for column in schema:
+            original, kinds = (
+                without_views(column.type),
+                self._originals.setdefault(column.name, []),
+            )
             if original not in kinds:
                 kinds.append(original)
-            kind = normalize_type(field.type)
-            known = self._types.get(field.name, pa.null())
+            kind = normalize_type(column.type)
+            known = self._types.get(column.name, pa.null())
             common = common_type(known, kind)
             if common is None:
-                first = self._first_seen[field.name]
+                first = self._first_seen[column.name]
                 self.conflicts.setdefault(
-                    field.name,
-                    f"column {field.name} is {known} in {first} but {kind} in {file_name}; "
+                    column.name,
+                    f"column {column.name} is {known} in {first} but {kind} in {file_name}; "
                     "write it with one type in all files",
                 )
                 continue
-            self._types[field.name] = common
+            self._types[column.name] = common
             # A column of nulls has no type to disagree with, so its file is not named.
             if not pa.types.is_null(kind):
-                self._first_seen.setdefault(field.name, file_name)
+                self._first_seen.setdefault(column.name, file_name)
 
     def originals(self) -> dict[str, pa.DataType]:
         return {

@@ -6,6 +6,7 @@ Parquet gave: dictionaries, decimals, time zones, nested types. Only views of te
 which Arrow itself can neither filter nor take from, become plain text and lists.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from batchgen.data.input.source import InputSource
-from batchgen.errors import UsageError
+from batchgen.errors import UsageError, listed
 
 ALL = "all"
 _KEY = "output.carry_columns"
@@ -47,9 +48,9 @@ def carried_schema(
     if absent:
         raise UsageError(
             f"{_KEY}: no column {absent[0]} in {source.path}; the columns are: "
-            f"{', '.join(source.schema.names)}"
+            f"{listed(source.schema.names)}"
         )
-    repeated = [name for name in names if names.count(name) > 1]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise UsageError(f"{_KEY} names the column {repeated[0]} twice")
     clashes = [name for name in names if name in own]

@@ -23,9 +23,10 @@ from batchgen.data.output.files import (
 )
 from batchgen.data.output.finished import FinishedRows
 from batchgen.data.output.manifest import (
+    OUTPUT_ID,
     Fingerprint,
     compare,
-    read_fingerprint,
+    read_manifest,
     refuse_mismatch,
     write_manifest,
 )
@@ -34,6 +35,7 @@ from batchgen.data.output.parts import DamagedPartError, check_part, list_parts,
 from batchgen.data.output.recovery import QUARANTINE, recover, set_aside, sweep_strays
 from batchgen.data.output.replace import RECORD_NAME, STAGED_NAME
 from batchgen.data.output.rewrite import rewrite_parts
+from batchgen.data.output.schema import marked
 from batchgen.data.output.writer import PartLimits
 from batchgen.data.stores.names import part_name, part_number
 from batchgen.data.stores.store import Place, place_of, store_of
@@ -78,6 +80,7 @@ class OutputDir:
         self.path: Place = place_of("output.dir", str(path))
         self._overwrite = overwrite
         self._is_new = False
+        self._output_id: str | None = None
         self._store = store_of(self.path)
         self._lock = self._store.lock(self.path / LOCK)
 
@@ -182,15 +185,21 @@ class OutputDir:
                     f"output.resume=never, but output.dir={self.path} holds results; choose "
                     "another output.dir, or set output.overwrite=true to throw them away"
                 )
-            refuse_mismatch(self.path, compare(read_fingerprint(manifest) or {}, fingerprint))
+            begun = read_manifest(manifest) or {"fingerprint": {}}
+            refuse_mismatch(self.path, compare(begun["fingerprint"], fingerprint))
+            self._output_id = begun.get(OUTPUT_ID)
             return True
         if resume == "always":
             raise UsageError(
                 f"output.resume=always, but output.dir={self.path} holds no results to go on "
                 "from; check output.dir, or use output.resume=if_possible"
             )
-        write_manifest(manifest, fingerprint, details)
+        self._output_id = write_manifest(manifest, fingerprint, details)
         return False
+
+    def marked(self, schema: pa.Schema) -> pa.Schema:
+        """Give the schema of a part that belongs to what was begun here."""
+        return marked(schema, self._output_id)
 
     def begin_work(self) -> None:
         """Take back ``_SUCCESS`` before rows are added or removed."""
@@ -212,7 +221,7 @@ class OutputDir:
                 self._set_damaged_aside()
             while True:
                 try:
-                    return FinishedRows.read(self.parts, id_type)
+                    return FinishedRows.read(self.parts, id_type, self._output_id)
                 except DamagedPartError as damage:
                     set_aside(self.path, damage)
         except OSError as error:
@@ -258,7 +267,7 @@ class OutputDir:
             OutputError: the part could not be written.
         """
         if not self.parts:
-            write_part(self.path / part_name(0), schema.empty_table())
+            write_part(self.path / part_name(0), self.marked(schema).empty_table())
 
     def sort_by_input(self, rows_per_part: int | None = None) -> bool:
         """Bring the parts into input order (see ``sort_parts``).
@@ -282,8 +291,19 @@ class OutputDir:
             rewrite_parts(self.path, change)
 
     def write_errors(self, source: InputSource, row_indices: npt.NDArray[np.int64]) -> None:
-        """Write the failed input rows to ``_errors`` (see ``write_failed_rows``)."""
-        write_failed_rows(source, row_indices, self.path / ERRORS)
+        """Write the failed input rows to ``_errors`` (see ``write_failed_rows``).
+
+        Raises:
+            OutputError: they could not be written, or no longer be read.
+        """
+        try:
+            write_failed_rows(source, row_indices, self.path / ERRORS)
+        except UsageError as error:
+            raise OutputError(
+                f"{error}; so the failed input rows could not be copied to {self.path / ERRORS}. "
+                "All finished rows are kept: put the input back as it was and run the same "
+                "command again"
+            ) from error
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file whole: ``_summary.json``, ``_plan.json``.

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from batchgen.data import failpoints
 from batchgen.data.input.reader import read_original_rows
-from batchgen.data.input.source import InputSource
+from batchgen.data.input.source import InputFile, InputSource
 from batchgen.data.output.files import OutputError, durable_file
 from batchgen.data.stores.names import temporary_name
 from batchgen.data.stores.store import Place, store_of
@@ -36,7 +36,7 @@ def write_failed_rows(
 
     Raises:
         OutputError: it could not be written.
-        UsageError: an input file can no longer be read.
+        UsageError: an input file can no longer be read, or has been changed.
     """
     parent, store = directory.parent, store_of(directory)
     staged = parent / temporary_name(directory.name)
@@ -44,7 +44,7 @@ def write_failed_rows(
         if len(row_indices):
             failpoints.reached("errors.begin")
             store.make_directory(staged)
-            _write_files(source, row_indices, staged)
+            source.refuse_changes(_write_files(source, row_indices, staged))
         failpoints.reached("errors.synced")
         store.remove(directory)
         failpoints.reached("errors.cleared")
@@ -60,10 +60,16 @@ def write_failed_rows(
             store.remove(staged)
 
 
-def _write_files(source: InputSource, row_indices: npt.NDArray[np.int64], directory: Place) -> None:
+def _write_files(
+    source: InputSource, row_indices: npt.NDArray[np.int64], directory: Place
+) -> list[InputFile]:
+    """Write the rows; give the files that they stand in."""
+    files: list[InputFile] = []
     by_file = groupby(read_original_rows(source, row_indices), key=lambda item: item[0])
-    for number, (_, items) in enumerate(by_file):
+    for number, (file, items) in enumerate(by_file):
         _write_file(directory / f"rows-{number:05d}.parquet", (batch for _, batch in items))
+        files.append(file)
+    return files
 
 
 def _write_file(path: Place, batches: Iterator[pa.RecordBatch]) -> None:

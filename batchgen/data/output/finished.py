@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from batchgen.data.ids import Keys, id_keys
 from batchgen.data.output.parts import DamagedPartError, read_part
+from batchgen.data.output.schema import belongs_to
 from batchgen.data.stores.store import Place
 from batchgen.errors import UsageError
 
@@ -40,17 +41,21 @@ class FinishedRows:
     errors_by_type: dict[str, int]
 
     @classmethod
-    def read(cls, parts: Sequence[Place], id_type: pa.DataType) -> Self:
+    def read(
+        cls, parts: Sequence[Place], id_type: pa.DataType, output_id: str | None = None
+    ) -> Self:
         """Read the parts of an output directory.
 
         Args:
             parts: the part files.
             id_type: Arrow type of the input's ids.
+            output_id: the output's own number; None takes parts of any.
 
         Raises:
+            DamagedPartError: a part is not whole, or belongs to another output.
             UsageError: a sample of a row stands in two places.
         """
-        states = [_PartState.read(path, id_type) for path in parts]
+        states = [_PartState.read(path, id_type, output_id) for path in parts]
         by_type = sum((state.errors_by_type for state in states), Counter[str]())
         keys = np.concatenate([id_keys(pa.array([], id_type)), *(s.keys for s in states)])
         rows = np.concatenate([np.array([], np.int64), *(s.row_index for s in states)])
@@ -139,12 +144,14 @@ class _PartState:
     errors_by_type: Counter[str]
 
     @classmethod
-    def read(cls, path: Place, id_type: pa.DataType) -> Self:
+    def read(cls, path: Place, id_type: pa.DataType, output_id: str | None) -> Self:
         columns = ["id", "row_index", "sample_index", "status", "error_type"]
         table = read_part(path, columns)
         absent = [name for name in columns if name not in table.column_names]
         if absent:
             raise DamagedPartError(path, ValueError(f"it has no column {absent[0]}"))
+        if not belongs_to(table.schema, output_id):
+            raise DamagedPartError(path, ValueError("another job or another run of it wrote it"))
         kind = table.schema.field("id").type
         if not kind.equals(id_type):
             raise UsageError(

@@ -8,7 +8,7 @@ from typing import Any, Self
 from batchgen.data.output.directory import LOCK, MANIFEST, METRICS, SUCCESS
 from batchgen.data.output.files import OutputError
 from batchgen.data.output.finished import FinishedRows
-from batchgen.data.output.manifest import read_manifest
+from batchgen.data.output.manifest import OUTPUT_ID, read_manifest
 from batchgen.data.output.parts import DamagedPartError, check_part, part_schema
 from batchgen.data.output.replace import Replacement, settled_parts
 from batchgen.data.stores.lock import Owner
@@ -72,10 +72,12 @@ class Glance:
     def _take(cls, path: Place, verify: bool) -> Self:
         store = store_of(path)
         is_locked, owner = store.holder(path / LOCK)
-        finished, num_parts, damaged = _read_parts(path, verify)
+        manifest = read_manifest(path / MANIFEST)
+        output_id = None if manifest is None else manifest.get(OUTPUT_ID)
+        finished, num_parts, damaged = _read_parts(path, output_id, verify)
         return cls(
             path=path,
-            manifest=read_manifest(path / MANIFEST),
+            manifest=manifest,
             finished=finished,
             num_parts=num_parts,
             damaged=damaged,
@@ -87,7 +89,9 @@ class Glance:
         )
 
 
-def _read_parts(path: Place, verify: bool) -> tuple[FinishedRows | None, int, tuple[str, ...]]:
+def _read_parts(
+    path: Place, output_id: str | None, verify: bool
+) -> tuple[FinishedRows | None, int, tuple[str, ...]]:
     """Read all parts that are whole; give their rows, their number, and the others' names."""
     parts = settled_parts(path)
     damaged: list[str] = []
@@ -100,7 +104,8 @@ def _read_parts(path: Place, verify: bool) -> tuple[FinishedRows | None, int, tu
             if "id" not in schema.names:
                 raise DamagedPartError(parts[0], ValueError("it has no column id"))
             id_type = schema.field("id").type
-            return FinishedRows.read(parts, id_type), len(parts), tuple(damaged)
+            finished = FinishedRows.read(parts, id_type, output_id)
+            return finished, len(parts), tuple(damaged)
         except DamagedPartError as damage:
             damaged.append(damage.path.name)
             parts = [part for part in parts if part != damage.path]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from batchgen.errors import UsageError
 
 SCHEMA_VERSION = 1
 ABSENT = "(absent)"
+OUTPUT_ID = "output_id"
 
 _SHOWN_DIFFERENCES = 10
 _SHOWN_CHARACTERS = 80
@@ -102,26 +104,32 @@ def _set_as(key: str) -> str:
     return key
 
 
-def write_manifest(path: Place, fingerprint: Fingerprint, details: Mapping[str, Any]) -> None:
-    """Write the manifest of a new run.
+def write_manifest(path: Place, fingerprint: Fingerprint, details: Mapping[str, Any]) -> str:
+    """Write the manifest of a new output, under a number that no other output has.
 
     Args:
         path: ``_manifest.json``.
         fingerprint: what must be the same for a resume.
         details: what may differ, for people: versions, resolved config.
 
+    Returns:
+        the number, which stands in every part as well.
+
     Raises:
         OutputError: it could not be written.
     """
+    output_id = uuid.uuid4().hex
     write_json_durably(
         path,
         {
             "schema_version": SCHEMA_VERSION,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            OUTPUT_ID: output_id,
             "fingerprint": _as_json(fingerprint),
             **_as_json(details),
         },
     )
+    return output_id
 
 
 def read_manifest(path: Place) -> Mapping[str, Any] | None:
@@ -143,19 +151,10 @@ def read_manifest(path: Place) -> Mapping[str, Any] | None:
     if version != SCHEMA_VERSION:
         raise UsageError(
             f"output.dir: {path} has schema version {version}, this program knows "
-            f"{SCHEMA_VERSION}; choose another output.dir"
+            f"{SCHEMA_VERSION}; go on with the batchgen that began it, choose another output.dir, "
+            "or set output.overwrite=true to begin anew"
         )
     return content
-
-
-def read_fingerprint(path: Place) -> Fingerprint | None:
-    """Give the fingerprint stored in a manifest, or None where there is no manifest.
-
-    Raises:
-        UsageError: as :func:`read_manifest`.
-    """
-    content = read_manifest(path)
-    return None if content is None else dict(content["fingerprint"])
 
 
 def _as_json(value: Any) -> Any:

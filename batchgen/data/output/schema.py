@@ -13,6 +13,7 @@ from batchgen.data.output.logprobs import LOGPROBS_TYPE, RowLogprobs, logprob_ar
 
 # Well below the 2^31 bytes that the offsets of one Arrow string array can address.
 MAX_BATCH_BYTES = 1 << 28
+OUTPUT_ID_KEY = "batchgen.output_id"
 # What a row takes besides its text and its tokens: numbers, offsets, validity bits.
 _FIXED_ROW_BYTES = 200
 
@@ -158,6 +159,17 @@ def output_schema(id_type: pa.DataType, carried: pa.Schema | None = None) -> pa.
             *(carried or ()),
         ]
     )
+
+
+def marked(schema: pa.Schema, output_id: str | None) -> pa.Schema:
+    """Give a schema that says to which output a part belongs; None says nothing."""
+    return schema.with_metadata({OUTPUT_ID_KEY: output_id}) if output_id else schema
+
+
+def belongs_to(schema: pa.Schema, output_id: str | None) -> bool:
+    """Whether a part may be one of an output's; one that says nothing may."""
+    said = (schema.metadata or {}).get(OUTPUT_ID_KEY.encode())
+    return said is None or output_id is None or said == str(output_id).encode()
 
 
 OWN_COLUMNS = frozenset(field.name for field in fields(RowResult))

@@ -29,6 +29,11 @@ class LocalStore:
         """Give a digest of a file, of samples where it is large."""
         return file_digest(place)
 
+    def stamp(self, place: Path) -> str:
+        """Give a file's number, size and time of change."""
+        found = place.stat()
+        return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+
     def read(self, place: Path) -> bytes:
         """Read a whole file."""
         return place.read_bytes()

@@ -4,6 +4,7 @@ import logging
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from batchgen.data.stores.scratch import drop_scratch, make_scratch, scratch_dir
 from batchgen.s3_uri import PREFIX, S3Uri
 
 logger = logging.getLogger(__name__)
+
+# Between two uploads of a file that grows.
+PUBLISH_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,10 @@ class ObjectStore:
 
     def digest(self, place: ObjectPath) -> str:
         """Give the object's ETag: it changes with the content, and costs no reading."""
+        return self.bucket.etag(place.key)
+
+    def stamp(self, place: ObjectPath) -> str:
+        """Give the object's ETag."""
         return self.bucket.etag(place.key)
 
     def read(self, place: ObjectPath) -> bytes:
@@ -190,7 +198,8 @@ class ObjectStore:
     def appended(self, place: ObjectPath) -> Iterator[Path]:
         """Yield a local file that begins with the object's content and replaces it in the end.
 
-        It stays on this machine, so that a run that is killed loses nothing of it here.
+        It stays on this machine, so that a run that is killed loses nothing of it here; its
+        whole lines also replace the object once a minute, for who looks from elsewhere.
         """
         path = self.scratch(place.parent) / place.name
         with suppress(FileNotFoundError):
@@ -198,10 +207,8 @@ class ObjectStore:
             # A run on another machine may have added to it since the last one here.
             if not path.exists() or path.stat().st_size < len(content):
                 path.write_bytes(content)
-        try:
+        with self._published_meanwhile(path, place):
             yield path
-        finally:
-            self._publish(path, place)
 
     def drop_scratch(self, place: ObjectPath) -> None:
         """Remove from this machine what belongs to the output."""
@@ -215,13 +222,34 @@ class ObjectStore:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             self.bucket.write_measured(place.key, content)
 
-    def _publish(self, path: Path, place: ObjectPath) -> None:
+    @contextmanager
+    def _published_meanwhile(self, path: Path, place: ObjectPath) -> Iterator[None]:
+        """Publish a growing file now and then, and whole in the end."""
+        ended = threading.Event()
+
+        def publish() -> None:
+            while not ended.wait(PUBLISH_S):
+                # What fails now and then is told only where it fails in the end.
+                with suppress(OSError):
+                    self._publish(path, place, whole_lines=True)
+
+        thread = threading.Thread(target=publish, name="batchgen-figures", daemon=True)
+        thread.start()
         try:
-            self._claim()
-            self.bucket.write(place.key, path.read_bytes())
-        except OSError as error:
-            # Figures are no results: a run is not lost for them.
-            logger.warning("%s stays on this machine, as %s: %s", place.name, path, error)
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            try:
+                self._publish(path, place)
+            except OSError as error:
+                # Figures are no results: a run is not lost for them.
+                logger.warning("%s stays on this machine, as %s: %s", place.name, path, error)
+
+    def _publish(self, path: Path, place: ObjectPath, *, whole_lines: bool = False) -> None:
+        content = path.read_bytes()
+        self._claim()
+        self.bucket.write(place.key, content[: content.rfind(b"\n") + 1 if whole_lines else None])
 
     def _is_part(self, place: ObjectPath) -> bool:
         return place.parent.key == self._root and part_number(place.name) is not None

@@ -49,6 +49,9 @@ class Store(Protocol[_P]):
     def digest(self, place: _P) -> str:
         """Give what changes when the file's content does."""
 
+    def stamp(self, place: _P) -> str:
+        """Give what is most likely another when the file is written again; no content is read."""
+
     def read(self, place: _P) -> bytes:
         """Read a whole file.
 

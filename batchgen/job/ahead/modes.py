@@ -24,9 +24,9 @@ from batchgen.runtime.model import DTYPES, geometry_without_weights, resolve_dev
 _PREVIEW_ROWS = 5
 
 
-def show_prompts(config: Config) -> None:
+def show_prompts(config: Config, progress: Progress) -> None:
     """Print the first prompts as the model will see them; nothing is left behind."""
-    inputs = JobInputs.open(config)
+    inputs = _opened(config, progress)
     rows = config.input.limit or _PREVIEW_ROWS
     with tempfile.TemporaryDirectory() as folder:
         prompts = inputs.prompts(replace(config.input, limit=rows))
@@ -35,12 +35,19 @@ def show_prompts(config: Config) -> None:
             print(preview(store, inputs.tokenizer, rows))
 
 
+def _opened(config: Config, progress: Progress) -> JobInputs:
+    inputs = JobInputs.open(config)
+    for warning in inputs.warnings():
+        progress.say(warning, level="warning")
+    return inputs
+
+
 def show_plan(config: Config, progress: Progress) -> None:
     """Plan the whole job as if nothing were done.
 
     The plan is printed, and written as ``_plan.json`` and ``_plan.svg``.
     """
-    inputs = JobInputs.open(config)
+    inputs = _opened(config, progress)
     layers = geometry_without_weights(model_source(config))
     with OutputDir(config.output.dir) as output, progress.phase("plan"):
         # First: the plan of the job itself is the one that stays.

@@ -26,6 +26,7 @@ from batchgen.prompts.render import Renderer
 from batchgen.prompts.source import PromptSpec, Source
 from batchgen.prompts.template import RowTemplate
 from batchgen.prompts.tokenizer import Tokenizer
+from batchgen.prompts.values import Unreadable, python_rows
 
 # A smaller saving a row, or a smaller share of the prompt, is not worth a rewrite.
 _NOTEWORTHY_TOKENS = 16
@@ -213,14 +214,16 @@ def _promising(source: str, names: Sequence[str], sample: RowSample) -> list[_Mo
     if not columns:
         return []
     _, table = sample.take(SAMPLE_ROWS, columns)
-    rows = table.to_pylist()
+    rows = _readable(table)
+    if not rows:
+        return []
     pieces = template_pieces(source)
     early = _by_appearance(pieces, [name for name in columns if _varies(rows, name)])
     # Two columns that each vary early hide one another's cost: try them together, too.
     groups = dict.fromkeys([(name,) for name in early] + list(accumulate((n,) for n in early)))
     mean_chars = float(np.mean([len(_text(template, row) or "") for row in rows[:_MIN_ROWS]]))
     limit = _bounded(_RENDERED_CHARS, mean_chars * (1 + len(groups)))
-    rows = [row for row in sample.take(limit, columns)[1].to_pylist() if _text(template, row)]
+    rows = [row for row in _readable(sample.take(limit, columns)[1]) if _text(template, row)]
     before = _shared_chars(template, rows)
     gains: list[tuple[float, tuple[str, ...], str]] = []
     for group in groups:
@@ -233,6 +236,10 @@ def _promising(source: str, names: Sequence[str], sample: RowSample) -> list[_Mo
             gains.append((_worth(per_row, group), group, moved))
     gains.sort(key=lambda each: -each[0])
     return [(group, moved) for _, group, moved in gains[:_MAX_TOKENISED]]
+
+
+def _readable(table: pa.Table | pa.RecordBatch) -> list[Mapping[str, Any]]:
+    return [row for row in python_rows(table) if not isinstance(row, Unreadable)]
 
 
 def _varies(rows: Sequence[Mapping[str, Any]], name: str) -> bool:

@@ -8,6 +8,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchgen.prompts.values import python_values
+
 Ints = npt.NDArray[np.int64]
 Order = tuple[int, ...]
 """Fields by number, first to last."""
@@ -61,7 +63,7 @@ def _encoded(column: pa.ChunkedArray) -> tuple[Ints, Ints]:
         texts = pc.cast(column, pa.large_string())
     except pa.ArrowException:
         # Lists and structs have no text in Arrow.
-        values = [None if each is None else str(each) for each in column.to_pylist()]
+        values = [None if each is None else str(each) for each in python_values(column)]
         texts = pa.chunked_array([pa.array(values, pa.large_string())])
     encoded = pc.fill_null(texts, "\0").combine_chunks().dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
