@@ -35,9 +35,12 @@ if [ "$(cat .venv/batchgen-stamp 2>/dev/null)" != "$wanted" ]; then
         grep -v -E '^(torch|triton)==' constraints.txt >"$constraints"
     else
         touch .venv/batchgen-tested-torch
-        .venv/bin/python -m pip install --quiet -c constraints.txt "$(grep '^torch==' constraints.txt)"
+        .venv/bin/python -m pip install --quiet --no-compile -c constraints.txt \
+            "$(grep '^torch==' constraints.txt)"
     fi
-    .venv/bin/python -m pip install --quiet -c "$constraints" -e '.[demo,test]'
+    .venv/bin/python -m pip install --quiet --no-compile -c "$constraints" -e '.[demo,test]'
+    # pip would compile these ten thousand files on one core. A few of them are no valid Python.
+    .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
     echo "$wanted" >.venv/batchgen-stamp
 fi
 
