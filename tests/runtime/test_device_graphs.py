@@ -1,5 +1,6 @@
 """Decode steps as graphs, on a device whose graphs run the recorded operators again."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -190,14 +191,13 @@ def test_rows_whose_prompts_are_logged_go_kernel_by_kernel(loaded: LoadedModel) 
     assert run.executor.prepare(given).body.__class__ is not GraphStep
 
 
+_NOT_PERMITTED = RuntimeError("operation not permitted when stream is capturing")
+
+
 @pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("operation not permitted when stream is capturing"),
-        torch.OutOfMemoryError("no room"),
-    ],
+    ("error", "good"),
+    [(_NOT_PERMITTED, 0), (_NOT_PERMITTED, 2), (torch.OutOfMemoryError("no room"), 0)],
 )
-@pytest.mark.parametrize("good", [0, 2])
 def test_where_capturing_fails_the_run_goes_on_without_and_the_user_is_told(
     loaded: LoadedModel, error: Exception, good: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +216,40 @@ def test_where_capturing_fails_the_run_goes_on_without_and_the_user_is_told(
     assert len(lines) == 1
     assert lines[0].startswith("no CUDA graphs") and str(error) in lines[0]
     assert (run.executor.graph_steps > 0) == (good > 0)
+
+
+def test_where_memory_holds_no_further_graph_those_that_there_are_go_on(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = _Run(loaded, HostDevice(), graphs=False).outputs()
+    capture = RecordedGraphPool.capture
+    held: list[weakref.ref[torch.Tensor]] = []
+    lines: list[str] = []
+    device = ModelDevice(Temper.LATE)
+    run = _Run(loaded, device, ahead=True, say=lines.append)
+    steps_before: list[int] = []
+
+    def refuse(self: RecordedGraphPool, work: Any) -> Any:
+        if len(self.graphs) < 2:
+            return capture(self, work)
+        states = torch.ones(1000)
+        held.append(weakref.ref(states))
+        steps_before.append(run.executor.graph_steps)
+        raise torch.OutOfMemoryError("no room")
+
+    def trim() -> None:
+        # What the failed capture held can be given back.
+        assert held[0]() is None
+
+    monkeypatch.setattr(RecordedGraphPool, "capture", refuse)
+    assert run.graphs is not None
+    monkeypatch.setattr(run.graphs, "_trim", trim)
+    # A second time, so that there are steps again that the first graphs hold.
+    assert [run.outputs(), run.outputs()] == [expected] * 2
+    assert lines == ["no more than 2 CUDA graphs: capturing one failed: no room"]
+    # It is not tried again.
+    assert len(steps_before) == 1
+    assert run.executor.graph_steps > steps_before[0]
 
 
 def test_a_model_that_reads_the_device_is_not_captured(tmp_path: Path) -> None:

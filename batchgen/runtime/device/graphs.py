@@ -14,6 +14,7 @@ What chooses tokens is not captured: it differs from step to step.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from traceback import clear_frames
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -119,7 +120,8 @@ class DecodeGraphs:
         attention: the backend.
         max_rows: rows of the largest step.
         max_keys: tokens of the longest row.
-        say: is told where there can be no graphs; all steps run without them from then on.
+        say: is told where there can be no graphs, and all steps run without them from then on;
+            and where memory holds no more of them.
         patience: steps of a rung that run without a graph before it is captured.
 
     Attributes:
@@ -140,6 +142,7 @@ class DecodeGraphs:
         patience: int = _PATIENCE_STEPS,
     ) -> None:
         self._where = device.torch_device
+        self._trim = device.trim
         self._graph_pool = device.new_graph_pool()
         self._forward = forward
         self._cache = cache
@@ -224,10 +227,13 @@ class DecodeGraphs:
                 self._begin()
             if inputs.shape not in self._graphs and not self._is_off:
                 self._graphs[inputs.shape] = self._captured(inputs)
+        except torch.OutOfMemoryError as error:
+            # The error knows the frames, and these the tensors, of what it ended.
+            clear_frames(error.__traceback__)
+            self._have_enough(f"capturing one failed: {error}")
         except RuntimeError as error:
-            # Out of memory is one of them.
             self._stop(f"capturing one failed: {error}")
-        return not self._is_off
+        return inputs.shape in self._graphs and not self._is_off
 
     def _begin(self) -> None:
         """See whether a graph can hold the model, and capture the largest."""
@@ -263,6 +269,15 @@ class DecodeGraphs:
             (2, inputs.shape.num_rows), dtype=torch.int64, device=self._where
         )
         return _Rung(inputs, token_ids, positions, torch.from_numpy(numbers).to(self._where))
+
+    def _have_enough(self, why: str) -> None:
+        """Capture no more; what was captured before took all its memory then."""
+        self._trim()
+        if not self._graphs:
+            self._stop(why)
+            return
+        self.most_graphs = len(self._graphs)
+        self._say(f"no more than {self.most_graphs} CUDA graphs: {why}")
 
     def _stop(self, why: str) -> None:
         self._is_off = True
