@@ -86,19 +86,29 @@ def test_copies_within_the_pool_touch_their_targets_only(data: st.DataObject) ->
     assert all(torch.equal(*both) for both in zip(pool, expected, strict=True))
 
 
-def test_blocks_survive_a_round_through_the_staging_buffer() -> None:
-    rng = np.random.default_rng(1)
-    pool = _pool(rng, [torch.float32, torch.float16])
-    before = [tensor.clone() for tensor in pool]
-    copier = BlockCopier(pool)
-    staging = torch.full((4, copier.staging_bytes), 255, dtype=torch.uint8)
-    copier.gather(torch.tensor([5, -1, 0]), staging)
-    assert (staging[[1, 3]] == 255).all()
+@settings(max_examples=EXAMPLES // 2, deadline=None)
+@given(data=st.data())
+def test_blocks_survive_a_round_through_the_staging_buffer(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 10_000)))
+    dtypes = [[torch.float32, torch.float16], [torch.bfloat16, torch.uint8]]
+    pool = _pool(rng, data.draw(st.sampled_from(dtypes)))
+    copier, count = BlockCopier(pool), data.draw(st.integers(1, 6))
+    sources, targets = rng.permutation(7)[:count], rng.permutation(7)[:count]
+    sources[rng.random(count) < 0.2] = -1
+    targets[(rng.random(count) < 0.2) | (sources < 0)] = -1
+    staging = torch.full((count + 1, copier.staging_bytes), 255, dtype=torch.uint8)
+    copier.gather(torch.tensor(sources), staging)
+    assert (staging[[*np.flatnonzero(sources < 0), count]] == 255).all()
+    expected = [tensor.clone() for tensor in pool]
+    for tensor in expected:
+        before = tensor.clone()
+        for source, target in zip(sources, targets, strict=True):
+            if target >= 0:
+                tensor[target] = before[source]
     # Each row holds a block of every tensor, so that it can travel alone.
-    copier.scatter(staging[[2, 0]], torch.tensor([6, 3]))
-    for tensor, old in zip(pool, before, strict=True):
-        old[6], old[3] = old[0].clone(), old[5].clone()
-        assert torch.equal(tensor, old)
+    order = rng.permutation(count)
+    copier.scatter(staging[torch.tensor(order)], torch.tensor(targets[order]))
+    assert all(torch.equal(*both) for both in zip(pool, expected, strict=True))
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.25])
