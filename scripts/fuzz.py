@@ -137,6 +137,7 @@ class Notes:
         tried: inputs.
         faults: by the place and kind of the error, its text.
         trying: the input that is tried.
+        failing: the last one that showed a fault.
     """
 
     path: Path
@@ -144,6 +145,7 @@ class Notes:
     tried: int = 0
     faults: dict[str, str] = field(default_factory=dict)
     trying: str = ""
+    failing: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -172,7 +174,7 @@ class Notes:
             error = failure.exceptions[0] if is_group else failure
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
-            keep_shorter(self.faults, where, f"{str(error)[:_SHOWN]}\ninput: {self.trying}")
+            keep_shorter(self.faults, where, f"{str(error)[:_SHOWN]}\ninput: {self.failing}")
             self.write()
 
 
@@ -193,6 +195,10 @@ def _attempt(
         signal.alarm(_HANG_S)
         try:
             check(example)
+        except Exception:
+            # Where the time is over by then, hypothesis does not come back to it.
+            notes.failing = notes.trying
+            raise
         finally:
             signal.alarm(0)
 
