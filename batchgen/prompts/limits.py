@@ -136,8 +136,7 @@ def _keeps_text(part: dict[str, Any] | None) -> bool:
 
 def _keeps_bytes(backend: Any) -> bool:
     """Whether every character has a token of its own, at worst byte by byte."""
-    vocab = backend.get_vocab()
     if backend.model.__class__.__name__ not in ("BPE", "Unigram"):
         return False
     byte_level = "ByteLevel" in json.dumps(component_description(backend.pre_tokenizer))
-    return byte_level or "<0x00>" in vocab
+    return byte_level or backend.token_to_id("<0x00>") is not None

@@ -137,14 +137,14 @@ def test_an_object_that_is_cut_or_no_parquet_is_named(s3: S3) -> None:
 def test_a_bad_line_changes_no_row(
     s3: S3, fault: Fault, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = ["some long text that does not compress away " + str(n) * 50 for n in range(300)]
-    s3.put("in/a.parquet", parquet(id=list(range(300)), prompt=text))
+    text = ["some long text that does not compress away " + str(n) * 50 for n in range(80)]
+    s3.put("in/a.parquet", parquet(id=list(range(80)), prompt=text))
     with Proxy(s3.address, [fault]) as proxy:
         found = rows(s3.uri("in", proxy.address), "prompt")
     assert found == list(enumerate(text))
     assert fault.happened == fault.times
     with capsys.disabled():
-        print(f"\n{fault.happened} requests failed ({fault.request}), 300 rows of 300 read")
+        print(f"\n{fault.happened} requests failed ({fault.request}), 80 rows of 80 read")
 
 
 def test_a_storage_that_fails_for_good_is_named_with_object_and_endpoint(s3: S3) -> None:

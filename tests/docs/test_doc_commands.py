@@ -5,14 +5,16 @@ where the data would. Commands of batchgen and of our scripts run in this proces
 else in bash, page by page in the order in which they stand.
 """
 
+import functools
 import json
 import re
 import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
@@ -22,6 +24,8 @@ from prepare_data import prepare_data
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from batchgen.cli import app
+from batchgen.job import inputs
+from batchgen.prompts.tokenizer import load_tokenizer
 from tests.docs.fences import Fence, fences
 from tests.realdata import ROOT
 
@@ -58,6 +62,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> P
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
+        # With heads of 8, a pool of the default size would take a second to list its blocks.
+        head_dim=256,
         max_position_embeddings=2048,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -67,8 +73,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> P
     return folder
 
 
+@pytest.fixture(scope="module")
+def load_tokenizer_once() -> Callable[..., Any]:
+    """Loads the real tokenizer, which takes most of a small run, for the first command only."""
+    load = functools.cache(load_tokenizer)
+    return lambda path, **options: load(str(Path(path).resolve()), **options)
+
+
 @pytest.fixture
-def checkout(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(
+    tmp_path: Path,
+    tiny_model: Path,
+    load_tokenizer_once: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
     """A folder with the checkout's names in it; the working directory."""
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "smollm2-135m-instruct").symlink_to(tiny_model)
@@ -77,6 +95,7 @@ def checkout(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) 
     for path in prepare_data().glob("*.parquet"):
         pq.write_table(pq.read_table(path).slice(0, ROWS), tmp_path / "data" / path.name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(inputs, "load_tokenizer", load_tokenizer_once)
     # The native kernels would be built for this model's shapes.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return tmp_path
