@@ -126,7 +126,9 @@ def _refused(what: str, keys: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # Of an allocation it says nothing else, on a GPU or on the host.
+        if isinstance(error, torch.AcceleratorError) and "out of memory" not in str(error):
+            # What an earlier launch did wrong, and a GPU says only now.
+            raise
         raise UsageError(f"no memory for {what}; lower {keys}: {error}") from error
 
 

@@ -178,13 +178,23 @@ def resolve_device(name: str) -> torch.device:
     """Choose the device; ``auto`` is cuda where there is one, else the CPU.
 
     Raises:
-        UsageError: a GPU was asked for and torch sees none.
+        UsageError: there is no such device, or torch sees no GPU, or not as many.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"model.device={name}, but torch sees no GPU; set model.device=cpu")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"model.device={name}: {error}; set auto, cpu, cuda or cuda:0") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UsageError(
+            f"model.device={name}, but torch sees {count} GPU{'s' if count > 1 else ''}, counted "
+            f"from cuda:0"
+        )
+    return device
 
 
 def load_model(

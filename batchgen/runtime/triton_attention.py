@@ -15,6 +15,7 @@ from batchgen.kernels.triton.launch import (
     Target,
     device_capability,
     is_interpreted,
+    problem_with_launching,
     supports_fp8,
     target_of,
 )
@@ -48,7 +49,7 @@ def problem_with_triton(
     largest = max(max(layer.key_size, layer.value_size) for layer in layers)
     if largest > LARGEST_HEAD:
         return f"Triton's kernels take heads of up to {LARGEST_HEAD}, the model has {largest}"
-    return None
+    return problem_with_launching() if device.type == "cuda" else None
 
 
 class TritonAttention:

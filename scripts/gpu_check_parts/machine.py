@@ -8,6 +8,7 @@ import transformers
 import triton
 from kernel_roofline import H100, H200, Card
 
+from batchgen.kernels.triton.launch import problem_with_launching
 from batchgen.runtime.memory import GIB
 from gpu_check_parts.clock import time_kernels
 from gpu_check_parts.outcome import Check
@@ -21,6 +22,9 @@ def describe_machine(device: torch.device) -> Check:
         return Check("machine", True, f"dry run on {platform.machine()}")
     if not torch.cuda.is_available():
         problem = "torch sees no GPU; --dry-run goes through every part on a CPU"
+        return Check("machine", False, problem)
+    problem = problem_with_launching()
+    if problem is not None:
         return Check("machine", False, problem)
     properties = torch.cuda.get_device_properties(device)
     detail = (

@@ -46,6 +46,24 @@ def test_a_pool_that_no_memory_holds_is_a_usage_error(
         )
 
 
+def test_a_fault_that_shows_when_memory_is_asked_for_is_no_lack_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fault(*size: object, **given: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch, "empty", fault)
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        KVCache(
+            _layers(1, 8, 128),
+            1,
+            16,
+            num_swap_blocks=0,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+
+
 def test_sixty_gib_of_a_7b_hold_sixty_rows_of_2048() -> None:
     blocks = blocks_in(60 * GIB, 524_288, 16)
     ledger = Ledger(0, 0, 524_288, 16, blocks, 0)

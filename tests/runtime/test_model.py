@@ -171,6 +171,17 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
     assert resolve_device("cpu").type == "cpu"
 
 
+def test_a_device_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    assert resolve_device("cuda").index is None
+    with pytest.raises(UsageError, match=r"model\.device=cuda:2, but torch sees 2 GPUs"):
+        resolve_device("cuda:2")
+    with pytest.raises(UsageError, match=r"model\.device=gpu: .*set auto, cpu, cuda"):
+        resolve_device("gpu")
+
+
 def test_weights_that_the_device_has_no_room_for_are_a_usage_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

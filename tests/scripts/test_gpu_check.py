@@ -11,7 +11,7 @@ import memory_machines
 import numpy as np
 import pytest
 import torch
-from gpu_check_parts import command, equality, prediction, syncs
+from gpu_check_parts import command, equality, machine, prediction, syncs
 from gpu_check_parts.attention_right import judge
 from gpu_check_parts.batches import Shape, exact_attention, make_batch, relative_error
 from gpu_check_parts.clock import time_host, time_kernels
@@ -150,6 +150,13 @@ def test_without_a_gpu_it_does_not_begin(monkeypatch, capfd) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command.main([]) == 2
     assert "--dry-run" in capfd.readouterr().err
+
+
+def test_without_what_starts_kernels_it_does_not_begin(monkeypatch, capfd) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(machine, "problem_with_launching", lambda: "there is no C compiler")
+    assert command.main([]) == 2
+    assert "there is no C compiler" in capfd.readouterr().err
 
 
 def test_unused_time_goes_to_later_parts(fake_parts, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import cache
 from math import gcd
+from subprocess import SubprocessError
 from typing import Any, NamedTuple
 
 import torch
@@ -95,6 +96,22 @@ def target_of(device: torch.device) -> Target:
         return INTERPRETER
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     return Target(device_capability(device), processors)
+
+
+def problem_with_launching() -> str | None:
+    """Say why Triton starts no kernels on this machine's GPU; None where it does.
+
+    It compiles what it starts them with when it first needs it, with the C compiler that it
+    finds, which an image made for running has not.
+    """
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except (RuntimeError, OSError, SubprocessError, ImportError, AssertionError) as error:
+        return (
+            f"Triton needs a C compiler (gcc or clang, or CC in the environment) and Python's "
+            f"headers to start kernels: {error}"
+        )
+    return None
 
 
 def stride_unit(*strides: int) -> int:
