@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -232,8 +233,11 @@ def _measure_continuous(
 def _continuous_settings(context: Context) -> ContinuousBatchingConfig:
     if context.device.type == "cuda":
         return ContinuousBatchingConfig()
+    # Called block_size up to transformers 5.17.
+    names = signature(ContinuousBatchingConfig).parameters
+    block_tokens: dict[str, Any] = {"page_size" if "page_size" in names else "block_size": 16}
     return ContinuousBatchingConfig(
-        page_size=16, num_blocks=256, max_batch_tokens=128, max_requests_per_batch=16,
+        **block_tokens, num_blocks=256, max_batch_tokens=128, max_requests_per_batch=16,
         use_cuda_graph=False, use_async_batching=False,
     )  # fmt: skip
 
