@@ -7,7 +7,7 @@ from typing import Any, cast
 import jinja2
 from jinja2 import meta, nodes
 
-from batchgen.errors import UsageError
+from batchgen.errors import UsageError, listed
 from batchgen.prompts.columns import close_matches
 from batchgen.prompts.sandbox import LimitedEnvironment, printed_object
 
@@ -113,7 +113,7 @@ def _check_fields(fields: Sequence[str], names: set[str], column_names: Sequence
         said = "; ".join(f"'{name}'{close_matches(name, column_names)}" for name in unknown)
         raise UsageError(
             f"prompt.fields names {said}, which is no column of the input. "
-            f"Columns: {', '.join(column_names)}"
+            f"Columns: {listed(column_names)}"
         )
     if FIELDS in column_names:
         raise UsageError(
@@ -147,5 +147,5 @@ def _refuse_unknown(unknown: Sequence[str], column_names: Sequence[str]) -> None
     said = "; ".join(f"'{name}'{close_matches(name, column_names)}" for name in unknown)
     raise UsageError(
         f"prompt.template uses {said}, which is no column of the input. "
-        f"Columns: {', '.join(column_names)}"
+        f"Columns: {listed(column_names)}"
     )

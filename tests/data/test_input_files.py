@@ -73,6 +73,17 @@ def test_a_directory_that_cannot_be_read_is_not_taken_for_an_empty_one(
         discover(str(tmp_path))
 
 
+def test_a_link_that_leads_nowhere_is_not_left_out_unsaid(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", id=[1])
+    (tmp_path / "b.parquet").symlink_to(tmp_path / "moved.parquet")
+    (tmp_path / "notes.txt").symlink_to(tmp_path / "nowhere")
+    for path in (tmp_path, f"{tmp_path}/*.parquet"):
+        with pytest.raises(UsageError, match=r"this link leads to no file: .*b\.parquet"):
+            discover(str(path))
+    write(tmp_path / "moved.parquet", id=[2])
+    assert names(tmp_path) == ["a.parquet", "b.parquet", "moved.parquet"]
+
+
 def test_a_link_to_the_directory_above_ends(tmp_path: Path) -> None:
     write(tmp_path / "d" / "a.parquet", id=[1])
     (tmp_path / "d" / "loop").symlink_to(tmp_path / "d", target_is_directory=True)

@@ -1,5 +1,6 @@
 """Finding the Parquet files that ``input.path`` stands for."""
 
+import errno
 import fnmatch
 import glob
 import os
@@ -46,7 +47,7 @@ def _find_local(path: str) -> Iterator[tuple[Place, str]]:
         # Path.glob takes no absolute pattern.
         for match in glob.iglob(path, recursive=True):  # noqa: PTH207
             name = Path(os.path.relpath(match, base)).as_posix()
-            if _is_data_name(name) and Path(match).is_file():
+            if _is_data_name(name) and _is_file(Path(match)):
                 yield Path(match), name
 
 
@@ -96,8 +97,15 @@ def _walk(root: Path) -> Iterator[tuple[Path, str]]:
         subdirectories[:] = [name for name in subdirectories if not name.startswith(("_", "."))]
         for name in names:
             file_path = Path(directory, name)
-            if _is_data_name(name) and file_path.is_file():
+            if _is_data_name(name) and _is_file(file_path):
                 yield file_path, file_path.relative_to(root).as_posix()
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a name is that of a file; a link that leads nowhere is not left out unsaid."""
+    if path.is_symlink() and not path.exists():
+        raise FileNotFoundError(errno.ENOENT, "this link leads to no file", str(path))
+    return path.is_file()
 
 
 def _raise(error: OSError) -> None:
