@@ -158,13 +158,18 @@ class Scene:
                 shutil.copyfile(path, path.with_name(f"_copy{harm.other}"))
             case What.PART:
                 name = f"part-{harm.other:05}-0123abcd.parquet"
-                shutil.copyfile(path, self._job.out / name)
+                copy_over(path, self._job.out / name)
             case What.FOLDER:
                 path.unlink()
                 path.mkdir()
             case What.OVER:
-                with contextlib.suppress(shutil.SameFileError):
-                    shutil.copyfile(other, path)
+                copy_over(other, path)
+
+
+def copy_over(source: Path, target: Path) -> None:
+    """Copy a file over another, which may be itself."""
+    with contextlib.suppress(shutil.SameFileError):
+        shutil.copyfile(source, target)
 
 
 def _has_damage(parts: Sequence[Path]) -> bool:

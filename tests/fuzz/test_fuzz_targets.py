@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fuzz import TARGETS, Hunt, Target
+from fuzzing.resume import copy_over
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,15 @@ def test_no_input_breaks_what_must_hold(name: str, tmp_path: Path) -> None:
             check(example)
 
         attempt()
+
+
+def test_a_file_that_is_copied_over_itself_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    path.write_text("rows")
+    copy_over(path, path)
+    assert path.read_text() == "rows"
+    copy_over(path, tmp_path / "other")
+    assert (tmp_path / "other").read_text() == "rows"
 
 
 def target(check: Callable[[int], None]) -> Target:
