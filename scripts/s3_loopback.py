@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Self
 
 import boto3
 from botocore.config import Config as BotoConfig
+from moto import backends
 from moto.server import ThreadedMotoServer
 
 ENVIRONMENT = {
@@ -72,6 +73,9 @@ class S3:
 
 @contextmanager
 def serve_s3() -> Iterator[S3]:
+    # It reads the folder of its services again for every request: a third of its work.
+    services = list(backends.list_of_moto_modules())
+    backends.list_of_moto_modules = lambda: services
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     # A line for each of some thousand requests.
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -1,6 +1,8 @@
 """The benchmark's data sets are the ones they say they are, and the same every time."""
 
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 
 import bench_workloads
@@ -17,8 +19,10 @@ def texts(smollm2_dir) -> Texts:
     return open_texts(str(smollm2_dir))
 
 
-def _rows(texts: Texts, name: str) -> list[Row]:
-    return workload_rows(name, Size.CPU, texts)
+@pytest.fixture(scope="module")
+def rows_of(texts) -> Callable[[str], list[Row]]:
+    """The rows of a workload by its name, each made once."""
+    return cache(lambda name: workload_rows(name, Size.CPU, texts))
 
 
 def _shared(one: list[int], other: list[int]) -> int:
@@ -46,8 +50,8 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", bench_workloads.WORKLOADS)
-def test_a_workload_has_about_the_size_it_is_meant_to_have(texts, name):
-    rows = _rows(texts, name)
+def test_a_workload_has_about_the_size_it_is_meant_to_have(rows_of, name):
+    rows = rows_of(name)
     tokens = sum(len(row.token_ids) for row in rows)
     output = sum(row.max_tokens for row in rows)
     count, prompt, floor, out = SIZES[name]
@@ -57,36 +61,36 @@ def test_a_workload_has_about_the_size_it_is_meant_to_have(texts, name):
 
 
 @pytest.mark.parametrize("name", ["few_shot", "sharegpt", "batchllm", "table"])
-def test_a_workload_is_the_same_every_time_and_whichever_came_before(texts, smollm2_dir, name):
+def test_a_workload_is_the_same_every_time_and_whichever_came_before(rows_of, smollm2_dir, name):
     again = open_texts(str(smollm2_dir))
-    assert _rows(texts, name) == _rows(again, name)
+    assert rows_of(name) == workload_rows(name, Size.CPU, again)
 
 
-def test_outputs_of_chats_have_the_lengths_of_the_real_answers(texts):
-    assert len({row.max_tokens for row in _rows(texts, "sharegpt")}) > 5
+def test_outputs_of_chats_have_the_lengths_of_the_real_answers(rows_of):
+    assert len({row.max_tokens for row in rows_of("sharegpt")}) > 5
 
 
-def test_conversations_grow(texts):
-    prompts = sorted(row.token_ids for row in _rows(texts, "multi_turn"))
+def test_conversations_grow(rows_of):
+    prompts = sorted(row.token_ids for row in rows_of("multi_turn"))
     beginnings = [prompt[:-4] for prompt in prompts]
     grown = sum(_shared(one, other) == len(one) for one, other in pairwise(beginnings))
     assert grown >= len(prompts) // 2
 
 
-def test_groups_share_their_prefix_eight_times_and_stand_shuffled(texts):
-    heads = [tuple(row.token_ids[:500]) for row in _rows(texts, "batchllm")]
+def test_groups_share_their_prefix_eight_times_and_stand_shuffled(rows_of):
+    heads = [tuple(row.token_ids[:500]) for row in rows_of("batchllm")]
     assert set(Counter(heads).values()) == {8}
     assert sum(one == other for one, other in pairwise(heads)) < 16
 
 
-def test_unshared_rows_share_nothing(texts):
-    assert len({row.token_ids[0] for row in _rows(texts, "unshared")}) == 64
+def test_unshared_rows_share_nothing(rows_of):
+    assert len({row.token_ids[0] for row in rows_of("unshared")}) == 64
 
 
-def test_rows_and_outputs_can_be_cut(texts):
+def test_rows_and_outputs_can_be_cut(texts, rows_of):
     rows = workload_rows("decode_heavy", Size.CPU, texts, limit=3, cap=2)
     assert [row.max_tokens for row in rows] == [2, 2, 2]
-    whole = _rows(texts, "decode_heavy")[:3]
+    whole = rows_of("decode_heavy")[:3]
     assert [row.token_ids for row in rows] == [row.token_ids for row in whole]
 
 

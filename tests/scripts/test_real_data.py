@@ -74,18 +74,21 @@ def test_conversations_alternate(conversation_rows):
         assert all(first != second for first, second in pairwise(roles))
 
 
-def test_the_model_continues_a_known_sentence(smollm2_dir):
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_dir):
+    return AutoTokenizer.from_pretrained(smollm2_dir)
+
+
+def test_the_model_continues_a_known_sentence(smollm2_dir, tokenizer):
     model = AutoModelForCausalLM.from_pretrained(smollm2_dir)
     ids = tokenizer("The capital of France is", return_tensors="pt")
     output = model.generate(**ids, max_new_tokens=1, do_sample=False)
     assert tokenizer.decode(output[0, -1]) == " Paris"
 
 
-def test_the_checkpoint_is_plain_float32_and_ends_a_turn_with_im_end(smollm2_dir):
+def test_the_checkpoint_is_plain_float32_and_ends_a_turn_with_im_end(smollm2_dir, tokenizer):
     config = json.loads((smollm2_dir / "config.json").read_text())
     generation = json.loads((smollm2_dir / "generation_config.json").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
     assert config["dtype"] == "float32"
     assert "quantization_config" not in config
     assert generation["eos_token_id"] == tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -96,15 +99,13 @@ def test_the_checkpoint_is_plain_float32_and_ends_a_turn_with_im_end(smollm2_dir
     assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_the_tokenizer_splits_digits_before_anything_else_as_in_training(smollm2_dir):
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
+def test_the_tokenizer_splits_digits_before_anything_else_as_in_training(tokenizer):
     ids = tokenizer("Steps:\n\n10. Go", add_special_tokens=False)["input_ids"]
     assert [tokenizer.decode(token) for token in ids[-6:]] == [":", "\n\n", "1", "0", ".", " Go"]
 
 
 @pytest.mark.parametrize("block_size", [4, 16, 32])
-def test_real_prompts_meet_the_edges_of_blocks_and_share_prefixes(smollm2_dir, block_size):
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
+def test_real_prompts_meet_the_edges_of_blocks_and_share_prefixes(tokenizer, block_size):
     prompts = real_prompt_ids(tokenizer, 64, block_size)
     assert len(prompts) == 64
     assert prompts == real_prompt_ids(tokenizer, 64, block_size)
