@@ -9,6 +9,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from batchgen.errors import UsageError
+from batchgen.prompts import sandbox
 from batchgen.prompts.template import RowTemplate
 
 SECRET = "canary-5f1d"
@@ -25,7 +26,8 @@ COLUMNS = {
 }
 # What a prompt holds where the template got hold of more than data.
 _PYTHON = ("<class ", "<function", "<built-in", "<bound method", "<module", "object at 0x", SECRET)
-_MOST_SECONDS = 20.0
+# Both renderings may end at their limit.
+_MOST_SECONDS = 2 * sandbox.MOST_SECONDS + 5.0
 _MOST_GROWTH_BYTES = 1 << 30
 
 _NUMBERS = ["0", "1", "-1", "3", "99999", "10**9", "10**10", "2**63", "1e308", "n", "big"]
