@@ -4,11 +4,11 @@ import re
 from collections.abc import Sequence
 
 import triton
-from kernel_resources import SHARED_BYTES, Resources, resources, table, variants
+from kernel_resources import SHARED_BYTES, Resources, resources, variants
 
 
 def compiled(capability: int, names: Sequence[str]) -> list[Resources]:
-    """Compile variants by their names, and show what they take of a GPU."""
+    """Compile variants by their names."""
     pattern = f"^({'|'.join(map(re.escape, names))})$"
     return _compiled(capability, pattern)
 
@@ -29,6 +29,4 @@ def _compiled(capability: int, pattern: str) -> list[Resources]:
     with triton.knobs.compilation.scope():
         # Notes for a debugger take a quarter of the time and change no instruction.
         triton.knobs.compilation.disable_line_info = True
-        rows = [resources(variant) for variant in variants((capability,), pattern)]
-    print(table(rows))
-    return rows
+        return [resources(variant) for variant in variants((capability,), pattern)]

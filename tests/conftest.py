@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 from fetch_model import fetch_model
 from hypothesis import HealthCheck, settings
 from prepare_data import prepare_data
+
+from tests.told import TOLD, Told, texts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -113,6 +116,20 @@ def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     return s3_server
+
+
+@pytest.fixture
+def told(record_property: Callable[[str, object], None]) -> Told:
+    """Show a text at the end of the output: a worker's own output goes nowhere."""
+    return partial(record_property, TOLD)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Show what tests told."""
+    stats = terminalreporter.stats
+    for name, text in texts([*stats.get("passed", ()), *stats.get("failed", ())]):
+        terminalreporter.section(name, sep="-")
+        terminalreporter.write_line(text)
 
 
 def pytest_configure(config: pytest.Config) -> None:

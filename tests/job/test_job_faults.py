@@ -15,6 +15,8 @@ from nursery import Nursery, Run
 from torture import FAILPOINT, Torture, report
 from torture_job import Results, TortureJob
 
+from tests.told import Told
+
 FAULTS = ("kill", "term", "enospc", "eio")
 KILLED, INTERRUPTED = -9, 75
 # What the operating system refuses ends a run with one of these.
@@ -119,7 +121,7 @@ def cells(stage: Stage, scene: Scene) -> list[Cell]:
 
 
 def test_h07_every_step_that_fails_in_every_way_loses_and_doubles_nothing(
-    stages: Sequence[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stages: Sequence[Stage], tmp_path: Path, told: Told
 ) -> None:
     first = Scene("run")
     stages[0].set(first)
@@ -140,8 +142,7 @@ def test_h07_every_step_that_fails_in_every_way_loses_and_doubles_nothing(
     lots = [(stage, todo[n :: len(stages)]) for n, stage in enumerate(stages)]
     with ThreadPoolExecutor(len(stages)) as pool:
         outcome = {cell: wrong for lot in pool.map(play, lots) for cell, wrong in lot}
-    with capsys.disabled():
-        print(table({cell: outcome[cell] for cell in todo}))
+    told(table({cell: outcome[cell] for cell in todo}))
     failures = [f"{cell}: {wrong}" for cell, wrong in outcome.items() if wrong]
     assert not failures, "\n\n".join(failures)
 
@@ -162,10 +163,9 @@ def table(outcome: Mapping[Cell, str]) -> str:
 
 
 def test_fifty_kills_at_random_moments_lose_and_double_nothing(
-    tmp_path: Path, torture_model: Path, nursery: Nursery, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, torture_model: Path, nursery: Nursery, told: Told
 ) -> None:
     torture = Torture(TortureJob(tmp_path, torture_model), nursery, Random(20))
     torture.run(50)
     assert sum(torture.kills.values()) == 50
-    with capsys.disabled():
-        print(f"\n{report(torture)}")
+    told(report(torture))

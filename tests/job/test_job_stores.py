@@ -12,6 +12,8 @@ from torture import report
 from torture_job import Results
 from torture_s3 import StoredTorture, stage
 
+from tests.told import Told
+
 
 @pytest.fixture(scope="module")
 def stored(
@@ -99,7 +101,7 @@ def test_h09_a_second_run_is_refused_while_the_first_uploads(
 
 
 def test_kills_lose_and_double_nothing(
-    torture: StoredTorture, expected: Results, capsys: pytest.CaptureFixture[str]
+    torture: StoredTorture, expected: Results, told: Told
 ) -> None:
     killed, torture.resumed = Counter[str](), 0
     torture.job.clear()
@@ -115,22 +117,18 @@ def test_kills_lose_and_double_nothing(
     finish(torture, expected)
     assert set(killed.values()) == {1}, killed
     assert torture.resumed >= 5
-    with capsys.disabled():
-        print(f"\n{len(killed)} kills: {', '.join(killed)}")
+    told(f"{len(killed)} kills: {', '.join(killed)}")
 
 
-def test_random_kills_lose_and_double_nothing(
-    torture: StoredTorture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_random_kills_lose_and_double_nothing(torture: StoredTorture, told: Told) -> None:
     torture.kills.clear()
     torture.resumed = torture.ended = 0
     torture.run(4)
-    with capsys.disabled():
-        print(f"\n{report(torture)}")
+    told(report(torture))
 
 
 def test_a_line_that_is_cut_and_a_server_that_refuses_lose_nothing(
-    torture: StoredTorture, expected: Results, capsys: pytest.CaptureFixture[str]
+    torture: StoredTorture, expected: Results, told: Told
 ) -> None:
     faults = [
         *(Fault("PUT .*part-", after_bytes=number) for number in (1, 700, 3000, 10**6)),
@@ -143,8 +141,7 @@ def test_a_line_that_is_cut_and_a_server_that_refuses_lose_nothing(
     ]
     torture.run_over_bad_line(expected, faults)
     assert torture.failures == sum(fault.times for fault in faults)
-    with capsys.disabled():
-        print(f"\n{torture.failures} requests failed, nothing was lost")
+    told(f"{torture.failures} requests failed, nothing was lost")
 
 
 def test_a_storage_that_fails_for_good_ends_the_run_and_the_same_command_goes_on(

@@ -1,6 +1,9 @@
 """Kernels compiled for the A100, whose tiles cards of 8.6, 8.9 and 12.0 have as well."""
 
+from kernel_resources import table
+
 from tests.compiled_kernels import assert_fits, compiled, compiled_layer
+from tests.told import Told
 
 # A family for each thing that changes a kernel: float32, groups of 7, heads of 256.
 OTHERS = [
@@ -11,13 +14,15 @@ OTHERS = [
 ]
 
 
-def test_every_variant_of_a_layer_fits() -> None:
+def test_every_variant_of_a_layer_fits(told: Told) -> None:
     rows = compiled_layer(80, "llama-8b")
     assert len(rows) == 22
+    told(table(rows))
     assert_fits(rows)
 
 
-def test_main_variants_of_other_families_fit() -> None:
+def test_main_variants_of_other_families_fit(told: Told) -> None:
     rows = compiled(80, OTHERS)
     assert len(rows) == len(OTHERS)
+    told(table(rows))
     assert_fits(rows)

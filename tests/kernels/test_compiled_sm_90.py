@@ -1,6 +1,9 @@
 """Kernels compiled for the H100 and the H200."""
 
+from kernel_resources import table
+
 from tests.compiled_kernels import assert_fits, compiled, compiled_layer
+from tests.told import Told
 
 # Heads of 256 with a soft cap, heads of 96 in tiles of 128, a pool in fp8.
 OTHERS = [
@@ -12,13 +15,15 @@ OTHERS = [
 ]
 
 
-def test_every_variant_of_a_layer_fits() -> None:
+def test_every_variant_of_a_layer_fits(told: Told) -> None:
     rows = compiled_layer(90, "llama-8b")
     assert len(rows) == 22
+    told(table(rows))
     assert_fits(rows)
 
 
-def test_main_variants_of_other_families_fit() -> None:
+def test_main_variants_of_other_families_fit(told: Told) -> None:
     rows = compiled(90, OTHERS)
     assert len(rows) == len(OTHERS)
+    told(table(rows))
     assert_fits(rows)

@@ -1,0 +1,20 @@
+"""What tests show at the end of their output, also where a worker of several ran them."""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+Told = Callable[[str], None]
+"""Shows a text; the type of the fixture ``told``."""
+
+TOLD = "told"
+
+
+def texts(reports: Iterable[pytest.TestReport]) -> list[tuple[str, str]]:
+    """Give the names of tests and what they told."""
+    return [
+        (report.nodeid, str(text))
+        for report in reports
+        for name, text in report.user_properties
+        if name == TOLD
+    ]
