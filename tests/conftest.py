@@ -156,4 +156,4 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Size of the comparison with transformers' generate (tests/acceptance)."""
     parser.addoption("--equality-rows", type=int, default=12)
     parser.addoption("--new-tokens", type=int, default=12)
-    parser.addoption("--longest-prompt", type=int, default=600)
+    parser.addoption("--longest-prompt", type=int, default=1500)
