@@ -23,14 +23,11 @@ from batchgen.data.input.reader import RowBatch
 from batchgen.data.output.schema import RowResult
 from batchgen.engine.request import BlockAccount
 from batchgen.errors import BatchgenError, RowError, RowErrorType, UsageError
-from batchgen.job.inputs import model_source
+from batchgen.job.front import ModelFront
 from batchgen.job.load import build_engine, load_job_model
 from batchgen.job.stream import RequestStream
-from batchgen.prompts.bad_words import BadWords
-from batchgen.prompts.limits import Limits
 from batchgen.prompts.planner import make_plan
 from batchgen.prompts.render import Renderer
-from batchgen.prompts.row_sampling import num_samples
 from batchgen.prompts.source import (
     DEFAULT_COLUMN,
     DEFAULT_MESSAGES_COLUMN,
@@ -38,11 +35,7 @@ from batchgen.prompts.source import (
     PromptSpec,
 )
 from batchgen.prompts.store import PromptStore
-from batchgen.prompts.tokenize import tokenize_batches
-from batchgen.prompts.tokenizer import load_tokenizer
-from batchgen.runtime.model import load_config, load_eos_ids, resolve_max_model_len
 from batchgen.sampling import SamplingParams
-from batchgen.structured.grammars import Grammars
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, token ids, or the messages of a chat."""
@@ -122,23 +115,12 @@ class Engine:
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         self._config = _config(str(model), options)
-        source = model_source(self._config)
-        model_config = load_config(source)
-        given = self._config.model
-        self._tokenizer = load_tokenizer(
-            given.tokenizer or given.path,
-            revision=None if given.tokenizer else given.revision,
-            trust_remote_code=given.trust_remote_code,
+        self._front = ModelFront.load(self._config.model)
+        self._loaded = build_engine(
+            self._config,
+            load_job_model(self._config),
+            eos_token_ids=self._front.eos_token_ids,
         )
-        self._limits = Limits(
-            max_model_len=resolve_max_model_len(model_config, given.max_model_len),
-            vocab_size=model_config.vocab_size,
-        )
-        self._grammars = Grammars(
-            self._tokenizer, model_config.vocab_size, lambda: load_eos_ids(source, model_config)
-        )
-        self._bad_words = BadWords(self._tokenizer, model_config.vocab_size)
-        self._loaded = build_engine(self._config, load_job_model(self._config))
 
     def generate(
         self,
@@ -189,31 +171,22 @@ class Engine:
         except ValueError as error:
             raise UsageError(f"sampling: {error}") from error
         problem = params.problem()
-        if problem is None and params.stop and self._tokenizer is None:
-            problem = "stop needs text, but the model has no tokenizer; use stop_token_ids"
-        found = None if problem else self._problem(params)
-        if found is not None and found.type is RowErrorType.INVALID_SAMPLING_PARAMS:
-            problem = found.message
         if problem is not None:
             raise UsageError(f"sampling: {problem}")
+        self._front.check(params)
         return params
 
     def _store(self, path: Path, prompts: Sequence[Prompt], params: SamplingParams) -> PromptStore:
         """Tokenise the prompts as rows of an input that has nothing else."""
         table = pa.RecordBatch.from_pydict(_column(prompts))
         ids = pa.array(range(len(prompts)), pa.int64())
-        batches = tokenize_batches(
-            [RowBatch(0, ids, table)],
-            Renderer(PromptSpec(), table.schema, self._tokenizer),
-            self._tokenizer,
-            self._limits,
-            params,
-            output_problem=self._problem,
-        )
+        renderer = Renderer(PromptSpec(), table.schema, self._front.tokenizer)
+        batches = self._front.tokenize([RowBatch(0, ids, table)], renderer, params)
         return PromptStore.write(path, pa.int64(), batches)
 
     def _run(self, store: PromptStore, params: SamplingParams) -> list[Output]:
-        pool, max_model_len = self._config.pool, self._limits.max_model_len
+        pool, front = self._config.pool, self._front
+        max_model_len = front.limits.max_model_len
         plan = make_plan(
             store,
             params,
@@ -221,17 +194,17 @@ class Engine:
             block_size=pool.block_size,
             prefix_caching=pool.prefix_caching,
             order="prefix",
-            requests_of=self._requests_of,
+            requests_of=front.requests_of,
         )
         stream = RequestStream(
             store,
             plan,
             params,
-            self._tokenizer,
+            front.tokenizer,
             max_model_len,
             pool.block_size,
-            self._grammars,
-            self._bad_words,
+            front.grammars,
+            front.bad_words,
         )
         rows: dict[int, list[RowResult]] = {number: [] for number in range(store.num_rows)}
         for number, error in store.errors():
@@ -245,14 +218,6 @@ class Engine:
             Output(tuple(sorted(samples, key=lambda row: row.sample_index)))
             for samples in rows.values()
         ]
-
-    def _problem(self, params: SamplingParams) -> RowError | None:
-        return self._bad_words.problem(params) or self._grammars.problem(params)
-
-    def _requests_of(self, params: SamplingParams) -> int:
-        if params.score_choices:
-            return self._grammars.num_nodes(params.score_choices)
-        return num_samples(params)
 
 
 def _config(model: str, options: Mapping[str, Any]) -> Config:

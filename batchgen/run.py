@@ -142,7 +142,7 @@ class _Job:
         breaker = _breaker(config, inputs, planned, before)
         is_idle = breaker.is_tripped or not (len(planned.plan.order) or calibration.asks_model)
         self.account.note_generation(None, None, planned)
-        loaded = None if is_idle else self._load(planned)
+        loaded = None if is_idle else self._load(inputs, planned)
         output.begin_work()
         try:
             with carried_rows(inputs, output) as carried:
@@ -223,11 +223,15 @@ class _Job:
             "output.retry_errors=true runs the failed rows again"
         )
 
-    def _load(self, planned: JobPlan) -> LoadedEngine:
+    def _load(self, inputs: JobInputs, planned: JobPlan) -> LoadedEngine:
         with self.progress.phase("load"):
             model = load_job_model(self.config)
             loaded = build_engine(
-                self.config, model, future=planned.plan.future, say=self.progress.say
+                self.config,
+                model,
+                eos_token_ids=inputs.eos_token_ids,
+                future=planned.plan.future,
+                say=self.progress.say,
             )
             self.progress.say(describe_ledger(loaded.ledger, planned))
         return loaded

@@ -145,7 +145,8 @@ def run_trace(keys: Sequence[str]) -> Trace:
     shots: list[Snapshot] = []
     with open_rows(config) as rows:
         plan, stream = rows.stream(config)
-        engine = build_engine(config, load_job_model(config), future=plan.future).engine
+        model, ends = load_job_model(config), rows.inputs.eos_token_ids
+        engine = build_engine(config, model, eos_token_ids=ends, future=plan.future).engine
         for _ in engine.run(stream.requests()):
             if engine.stats.steps > len(shots):
                 number, tokenizer = len(shots) + 1, rows.inputs.tokenizer

@@ -130,7 +130,8 @@ class JobRows:
         """
         started = time.perf_counter()
         plan, stream = self.stream(config)
-        loaded = build_engine(config, model, future=plan.future)
+        ends = self.inputs.eos_token_ids
+        loaded = build_engine(config, model, eos_token_ids=ends, future=plan.future)
         ready = time.perf_counter()
         answers = {
             (result.row_index, result.sample_index): result

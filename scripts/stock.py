@@ -22,9 +22,9 @@ from batchgen.engine.running import RunningRequests
 from batchgen.engine.step import NO_TOKEN, SampleBatch
 from batchgen.engine.stopping import StopRules
 from batchgen.errors import EngineError
-from batchgen.job.inputs import model_source
+from batchgen.job.front import ModelFront, model_source
 from batchgen.job.stream import RequestStream
-from batchgen.runtime.model import eos_ids, resolve_device
+from batchgen.runtime.model import resolve_device
 from batchgen.runtime.sampler import sample
 
 
@@ -44,9 +44,9 @@ class Stock:
 def load_stock(config: Config, dtype: torch.dtype, attention: str) -> Stock:
     """Load a job's model with an attention of transformers' own."""
     model: Any = AutoModelForCausalLM.from_pretrained(
-        **model_source(config).keywords(), dtype=dtype, attn_implementation=attention
+        **model_source(config.model).keywords(), dtype=dtype, attn_implementation=attention
     )
-    ids = eos_ids(model.config.get_text_config(decoder=True), model.generation_config)
+    ids = ModelFront.load(config.model).eos_token_ids
     model.generation_config = GenerationConfig()
     return Stock(model.eval().to(resolve_device(config.model.device)), ids)
 

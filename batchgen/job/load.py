@@ -21,7 +21,7 @@ from batchgen.engine.scheduler import (
 from batchgen.engine.stopping import StopRules
 from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.errors import UsageError
-from batchgen.job.inputs import model_source
+from batchgen.job.front import model_source
 from batchgen.job.pool_size import BesidePool, num_swap_blocks, size_pool
 from batchgen.runtime.attention import AttentionBackend
 from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
@@ -79,7 +79,7 @@ def load_job_model(config: Config) -> LoadedModel:
     disable_progress_bar()  # type: ignore[no-untyped-call]
     use_threads(config.engine.threads)
     loaded = load_model(
-        model_source(config),
+        model_source(config.model),
         dtype=config.model.dtype,
         device=resolve_device(config.model.device),
         max_model_len=config.model.max_model_len,
@@ -93,6 +93,7 @@ def build_engine(
     config: Config,
     loaded: LoadedModel,
     *,
+    eos_token_ids: frozenset[int],
     future: Future | None = None,
     say: Callable[[str], None] = print,
 ) -> LoadedEngine:
@@ -101,6 +102,7 @@ def build_engine(
     Args:
         config: the job.
         loaded: its model.
+        eos_token_ids: ids that end a sequence.
         future: what the plan knows of the rows to come; None evicts what was used longest
             ago.
         say: takes what ``engine.debug`` prints, and notes for the user.
@@ -166,7 +168,7 @@ def build_engine(
             window=Window(window, step_tokens) if window is not None else None,
         ),
         SwapSpace(ledger.num_swap_blocks),
-        StopRules(loaded.eos_token_ids),
+        StopRules(eos_token_ids),
         SchedulerLimits(config.engine.max_num_seqs, step_tokens),
         admission=AdmissionPolicy(config.engine.admission.value),
         preemption=preemption_policy(config, ledger),

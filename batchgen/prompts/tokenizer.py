@@ -70,6 +70,28 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]) -> str
     return text
 
 
+def end_of_turn(tokenizer: Tokenizer) -> int | None:
+    """Give the special token with which the chat template ends an answer.
+
+    Returns None where there is no template, or what it puts behind an answer is no special token.
+    """
+    if not has_chat_template(tokenizer):
+        return None
+    answer = "answer"
+    chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
+    except Exception:  # a template is a program of the model's author: it raises what it likes
+        return None
+    behind = text.rpartition(answer)[2].lstrip()
+    ends = [
+        (len(token.content), int(token_id))
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if token.special and token.content and behind.startswith(token.content)
+    ]
+    return max(ends)[1] if ends else None
+
+
 def encode(
     tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
 ) -> list[list[int]]:

@@ -12,7 +12,13 @@ from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from batchgen.errors import UsageError
 from batchgen.kernels.reference import AttentionOptions
@@ -54,14 +60,12 @@ class LoadedModel:
     Attributes:
         model: in evaluation mode, on its device.
         layers: geometry of each layer's K and V.
-        eos_token_ids: ids that end a sequence.
         max_model_len: prompt and output tokens a request may have.
         vocab_size: token ids lie below it.
     """
 
     model: PreTrainedModel
     layers: list[LayerGeometry]
-    eos_token_ids: frozenset[int]
     max_model_len: int
     vocab_size: int
 
@@ -152,17 +156,16 @@ def resolve_max_model_len(config: Any, asked: int | None) -> int:
     return int(chosen)
 
 
-def eos_ids(config: Any, generation: GenerationConfig | None) -> frozenset[int]:
-    """Collect the end-of-sequence ids: generation_config's, else the configuration's."""
-    for holder in (generation, config):
-        ids = getattr(holder, "eos_token_id", None)
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
-    return frozenset()
+def load_eos_ids(source: ModelSource, config: Any, tokenizer: Any) -> frozenset[int]:
+    """Collect the ids that end a sequence: config's, generation_config's and the tokenizer's.
 
+    An id that the configuration's class has by default counts only where no file names one.
 
-def load_eos_ids(source: ModelSource, config: Any) -> frozenset[int]:
-    """Read the end-of-sequence ids that :func:`load_model` finds, without the weights."""
+    Args:
+        source: where the model comes from.
+        config: of the model, see :func:`load_config`.
+        tokenizer: a transformers tokenizer, or None where the model has none.
+    """
     path = Path(source.path)
     folder = path.parent if path.suffix == ".gguf" else path
     try:
@@ -171,7 +174,25 @@ def load_eos_ids(source: ModelSource, config: Any) -> frozenset[int]:
         )
     except OSError:
         generation = None
-    return eos_ids(config, generation)
+    own = _listed_ids(config)
+    named = _listed_ids(generation) | _listed_ids(tokenizer)
+    if not named or not _is_default_eos(source, config):
+        named |= own
+    return frozenset(token for token in named if 0 <= token < config.vocab_size)
+
+
+def _listed_ids(holder: Any) -> set[int]:
+    ids = getattr(holder, "eos_token_id", None)
+    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+
+
+def _is_default_eos(source: ModelSource, config: Any) -> bool:
+    """Whether no file names the configuration's end of sequence."""
+    if config.eos_token_id != getattr(type(config), "eos_token_id", None):
+        return False
+    written, _ = PreTrainedConfig.get_config_dict(**source.keywords())
+    parts = [written, *(part for part in written.values() if isinstance(part, dict))]
+    return not any("eos_token_id" in part for part in parts)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -225,7 +246,6 @@ def load_model(
     return LoadedModel(
         model=model,
         layers=layers,
-        eos_token_ids=eos_ids(config, getattr(model, "generation_config", None)),
         max_model_len=resolve_max_model_len(config, max_model_len),
         vocab_size=config.vocab_size,
     )

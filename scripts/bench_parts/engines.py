@@ -16,7 +16,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from batchgen.config import Config
 from batchgen.errors import EngineError
-from batchgen.job.inputs import model_source
+from batchgen.job.front import model_source
 from batchgen.job.load import load_job_model
 from batchgen.runtime.kv_cache import kv_bytes_per_token
 from batchgen.runtime.memory import available_host_bytes, blocks_in, default_cpu_pool_bytes
@@ -196,7 +196,7 @@ class Continuous:
         self._limit = limit
         self._model = load_stock(config, stock_dtype(config), "sdpa").model
         self._pages: int | None = None
-        layers = geometry_without_weights(model_source(config))
+        layers = geometry_without_weights(model_source(config.model))
         if self._model.device.type == "cpu" and layers is not None:
             budget = default_cpu_pool_bytes(available_host_bytes())
             token_bytes = kv_bytes_per_token(layers, self._model.dtype)

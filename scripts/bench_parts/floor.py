@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from batchgen.config import Config, Order
 from batchgen.errors import UsageError
-from batchgen.job.inputs import model_source
+from batchgen.job.front import model_source
 from batchgen.runtime.kv_cache import LayerGeometry
 from batchgen.runtime.model import geometry_without_weights
 from bench_parts.engines import stock_dtype
@@ -140,7 +140,7 @@ class Products:
         head = self._model.get_output_embeddings().weight
         self._vocabulary: torch.Tensor = head.detach()
         self._linear = [weight for weight in _weights(self._model) if weight is not head]
-        layers = geometry_without_weights(model_source(config))
+        layers = geometry_without_weights(model_source(config.model))
         known = sum(weight.numel() for weight in self._linear)
         if layers is None or known < LEAST_COVERAGE * _inner_weights(self._model):
             raise UsageError(

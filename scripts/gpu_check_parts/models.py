@@ -126,7 +126,6 @@ def random_model(
     return LoadedModel(
         model=model,
         layers=probe(model),
-        eos_token_ids=frozenset(),
         max_model_len=resolve_max_model_len(model.config, None),
         vocab_size=model.config.vocab_size,
     )

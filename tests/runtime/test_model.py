@@ -3,6 +3,8 @@
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from batchgen.runtime.model import (
     ModelSource,
     geometry_without_weights,
     load_config,
+    load_eos_ids,
     load_model,
     resolve_device,
     resolve_max_model_len,
@@ -37,13 +40,42 @@ def _edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(config | changes))
 
 
-def test_c10_the_end_of_a_sequence_comes_from_generation_config(tmp_path: Path) -> None:
+def _eos_ids(folder: Path, tokenizer: Any = None) -> frozenset[int]:
+    source = ModelSource(str(folder))
+    return load_eos_ids(source, load_config(source), tokenizer)
+
+
+def test_c10_the_end_of_a_sequence_comes_from_config_and_generation_config(tmp_path: Path) -> None:
     save("llama", tmp_path)
     _edit(tmp_path / "config.json", eos_token_id=7)
-    _edit(tmp_path / "generation_config.json", eos_token_id=[7, 9])
-    assert _load(tmp_path).eos_token_ids == {7, 9}
+    _edit(tmp_path / "generation_config.json", eos_token_id=[9, 11])
+    assert _eos_ids(tmp_path) == {7, 9, 11}
     (tmp_path / "generation_config.json").unlink()
-    assert _load(tmp_path).eos_token_ids == {7}
+    assert _eos_ids(tmp_path) == {7}
+
+
+def test_n05_the_tokenizers_end_of_sequence_counts_too(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    _edit(tmp_path / "config.json", eos_token_id=2)
+    _edit(tmp_path / "generation_config.json", eos_token_id=2)
+    assert _eos_ids(tmp_path, SimpleNamespace(eos_token_id=5)) == {2, 5}
+    assert _eos_ids(tmp_path, SimpleNamespace(eos_token_id=None)) == {2}
+    # No logits are ever at an id beyond the vocabulary, nor at -1.
+    _edit(tmp_path / "config.json", eos_token_id=-1)
+    assert _eos_ids(tmp_path, SimpleNamespace(eos_token_id=5000)) == {2}
+
+
+def test_n05_an_id_that_no_file_names_counts_only_where_there_is_no_other(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    path = tmp_path / "config.json"
+    written = json.loads(path.read_text())
+    del written["eos_token_id"]
+    path.write_text(json.dumps(written))
+    assert _eos_ids(tmp_path) == {2}
+    assert _eos_ids(tmp_path, SimpleNamespace(eos_token_id=5)) == {5}
+    _edit(path, eos_token_id=2)
+    assert _eos_ids(tmp_path, SimpleNamespace(eos_token_id=5)) == {2, 5}
 
 
 def test_i07_missing_weights_are_refused_by_name_and_tied_ones_are_not(

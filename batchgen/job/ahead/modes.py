@@ -10,7 +10,8 @@ from batchgen.config import Config
 from batchgen.data.output.directory import OutputDir
 from batchgen.job.ahead.field_orders import other_field_orders
 from batchgen.job.ahead.outlook import outlook
-from batchgen.job.inputs import JobInputs, model_source
+from batchgen.job.front import model_source
+from batchgen.job.inputs import JobInputs
 from batchgen.job.planning import JobPlan, plan_job
 from batchgen.job.pool_size import plan_ledger
 from batchgen.prompts.preview import preview
@@ -48,7 +49,7 @@ def show_plan(config: Config, progress: Progress) -> None:
     The plan is printed, and written as ``_plan.json`` and ``_plan.svg``.
     """
     inputs = _opened(config, progress)
-    layers = geometry_without_weights(model_source(config))
+    layers = geometry_without_weights(model_source(config.model))
     with OutputDir(config.output.dir) as output, progress.phase("plan"):
         # First: the plan of the job itself is the one that stays.
         others = other_field_orders(config, output)
