@@ -42,7 +42,13 @@ class FinishReason(StrEnum):
 
 
 class TextStop(Protocol):
-    """Watches the generated text for stop strings; the engine itself sees no text."""
+    """Watches the generated text for stop strings; the engine itself sees no text.
+
+    Attributes:
+        place: where in the output's text the stop string begins that was found last.
+    """
+
+    place: int
 
     def push(self, token_id: int) -> str | None:
         """Take the next generated token; return the stop string it completes, if any."""

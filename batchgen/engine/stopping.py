@@ -25,8 +25,8 @@ class StopRules:
     def check(self, request: Request) -> tuple[FinishReason, str | None] | None:
         """Say whether the newest token ends the request.
 
-        Only generated tokens count. The order is: end of sequence, stop token, stop
-        string, an output that its constraint lets nothing follow, repetition, length.
+        Only generated tokens count. The order is: stop string, end of sequence, stop
+        token, an output that its constraint lets nothing follow, repetition, length.
 
         Returns:
             The finish reason and the stop reason (None for an end of sequence, else the
@@ -40,13 +40,13 @@ class StopRules:
         if constraint is not None:
             constraint.push(token)
         may_stop = request.num_output_tokens > params.min_tokens
+        if may_stop and matched is not None:
+            request.stopped_by_text = True
+            return FinishReason.STOP, matched
         if may_stop and token in self.eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP, None
         if may_stop and token in params.stop_token_ids:
             return FinishReason.STOP, str(token)
-        if may_stop and matched is not None:
-            request.stopped_by_text = True
-            return FinishReason.STOP, matched
         return _end_of(request, repeats=may_stop and repeats)
 
     def banned_now(self, request: Request) -> tuple[int, ...]:

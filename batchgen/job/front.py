@@ -158,7 +158,9 @@ class ModelFront:
 
     def end_of_turn_warning(self, params: SamplingParams) -> str | None:
         """Warn where the chat template ends an answer with a token that ends no output."""
-        token = end_of_turn(self.tokenizer) if self.tokenizer is not None else None
+        if self.tokenizer is None:
+            return None
+        token = end_of_turn(self.tokenizer)
         if token is None or token in {*self.eos_token_ids, *params.stop_token_ids}:
             return None
         return (

@@ -16,7 +16,7 @@ from batchgen.prompts.plan import Plan
 from batchgen.prompts.row_sampling import row_params
 from batchgen.prompts.store import PromptStore
 from batchgen.prompts.tokenizer import Tokenizer
-from batchgen.runtime.detokenize import StopStringMatcher, generated_text, text_until_stop
+from batchgen.runtime.detokenize import Detokenizer, StopStringMatcher
 from batchgen.sampling import SamplingParams
 from batchgen.structured.choices import ChoiceTree
 from batchgen.structured.constraint import TokenConstraint
@@ -59,7 +59,7 @@ class RequestStream:
         self._plan = plan
         self._ids = store.row_ids
         self._params = row_params(store.sampling_params, sampling)
-        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
         self._max_model_len = max_model_len
         self._block_size = block_size
         self._grammars = grammars
@@ -187,26 +187,31 @@ class RequestStream:
     def _request(
         self, row: int, sample: int, receivers: list[Receiver], *, logs_prompt: bool = True
     ) -> Request:
-        params = self._params[row]
+        params, prompt = self._params[row], self._store.ids(row).tolist()
         request_id, self._next_id = self._next_id, self._next_id + 1
         self._receivers[request_id] = receivers
         return Request.create(
             request_id,
-            self._store.ids(row).tolist(),
+            prompt,
             params,
             max_model_len=self._max_model_len,
             noise_key=noise_key(params.seed, self._row_id(row), sample),
-            text_stop=self._text_stop(params),
+            text_stop=self._text_stop(params, prompt),
             constraint=self._constraint(params),
             logs_prompt=logs_prompt,
             bad_words=self._bad_words.spellings(params.bad_words),
             priority=int(self._store.priorities[row]),
         )
 
-    def _text_stop(self, params: SamplingParams) -> StopStringMatcher | None:
-        if self._tokenizer is None or not params.stop:
+    def _text_stop(self, params: SamplingParams, prompt: list[int]) -> StopStringMatcher | None:
+        if self._detokenizer is None or not params.stop:
             return None
-        return StopStringMatcher(self._tokenizer, params.stop)
+        return StopStringMatcher(
+            self._detokenizer,
+            prompt,
+            params.stop,
+            skip_special_tokens=params.skip_special_tokens,
+        )
 
     def _constraint(self, params: SamplingParams) -> TokenConstraint | None:
         if params.structured is None:
@@ -214,23 +219,20 @@ class RequestStream:
         return self._grammars.constraint(params.structured)
 
     def _text(self, request: Request) -> str | None:
-        if self._tokenizer is None:
+        if self._detokenizer is None:
             return None
-        params, stop = request.params, request.stop_reason
-        prompt = request.token_ids[: request.num_prompt_tokens]
-        output = request.output_token_ids
-        if stop is not None and request.stopped_by_text:
-            return text_until_stop(
-                self._tokenizer,
-                prompt,
-                output,
-                stop,
-                skip_special_tokens=params.skip_special_tokens,
-                include_stop=params.include_stop_str_in_output,
-            )
-        return generated_text(
-            self._tokenizer, prompt, output, skip_special_tokens=params.skip_special_tokens
+        params, end = request.params, request.num_prompt_tokens
+        text = self._detokenizer.text(
+            request.token_ids[:end],
+            request.token_ids[end:],
+            skip_special_tokens=params.skip_special_tokens,
         )
+        if not request.stopped_by_text:
+            return text
+        assert request.text_stop is not None
+        assert request.stop_reason is not None
+        kept = request.stop_reason if params.include_stop_str_in_output else ""
+        return text[: request.text_stop.place] + kept
 
     def _result(
         self, request: Request, receiver: Receiver, text: str | None, started: float

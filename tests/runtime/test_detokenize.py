@@ -1,12 +1,14 @@
 """Stop strings and text, with a byte-level tokenizer built by hand."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from batchgen.runtime.detokenize import StopStringMatcher, generated_text, text_until_stop
+from batchgen.runtime.detokenize import Detokenizer, StopStringMatcher
 
 _SPECIAL = "<|im_end|>"
 
@@ -38,33 +40,52 @@ def _ids(tokenizer: PreTrainedTokenizerFast, *pieces: str) -> list[int]:
     return [tokenizer.convert_tokens_to_ids(p if p == _SPECIAL else _spell(p)) for p in pieces]
 
 
-def _push_all(tokenizer: PreTrainedTokenizerFast, stop: list[str], ids: list[int]) -> list:
-    matcher = StopStringMatcher(tokenizer, stop)
+def _matcher(tokenizer: Any, stop: list[str], *, skips: bool = True) -> StopStringMatcher:
+    return StopStringMatcher(Detokenizer(tokenizer), [], stop, skip_special_tokens=skips)
+
+
+def _push_all(tokenizer: Any, stop: list[str], ids: list[int]) -> list:
+    matcher = _matcher(tokenizer, stop)
     return [matcher.push(token) for token in ids]
 
 
-def _cut(tokenizer: PreTrainedTokenizerFast, ids: list[int], stop: str, *, include: bool) -> str:
-    return text_until_stop(tokenizer, [], ids, stop, skip_special_tokens=True, include_stop=include)
+def _text(tokenizer: Any, prompt: list[int], output: list[int]) -> str:
+    return Detokenizer(tokenizer).text(prompt, output, skip_special_tokens=True)
+
+
+def _cut(tokenizer: Any, ids: list[int], stop: str) -> str:
+    """The text in front of the stop string that the last token completes."""
+    matcher = _matcher(tokenizer, [stop])
+    assert [matcher.push(token) for token in ids][-1] == stop
+    return _text(tokenizer, [], ids)[: matcher.place]
 
 
 def test_c06_a_stop_string_is_found_across_and_inside_tokens(tokenizer) -> None:
     ids = _ids(tokenizer, "foo", " EN", "D.")
     assert _push_all(tokenizer, ["END"], ids) == [None, None, "END"]
-    assert _cut(tokenizer, ids, "END", include=False) == "foo "
-    assert _cut(tokenizer, ids, "END", include=True) == "foo END"
+    assert _cut(tokenizer, ids, "END") == "foo "
 
 
 def test_a_stop_string_that_min_tokens_let_pass_does_not_cut(tokenizer) -> None:
     ids = _ids(tokenizer, " EN", "D.", "bar", " EN", "D.")
-    assert _cut(tokenizer, ids, "END", include=False) == " END.bar "
+    assert _cut(tokenizer, ids, "END") == " END.bar "
 
 
 def test_c08_a_special_token_can_be_a_stop_string(tokenizer) -> None:
     ids = _ids(tokenizer, "foo", _SPECIAL)
     assert _push_all(tokenizer, [_SPECIAL], ids) == [None, _SPECIAL]
-    assert _cut(tokenizer, ids, _SPECIAL, include=False) == "foo"
-    assert _cut(tokenizer, ids, _SPECIAL, include=True) == "foo" + _SPECIAL
-    assert _cut(tokenizer, ids, "o" + _SPECIAL, include=False) == "fo"
+    assert _cut(tokenizer, ids, _SPECIAL) == "foo"
+    assert _cut(tokenizer, ids, "o" + _SPECIAL) == "fo"
+    # Text behind it, in the token that completes the stop string, is no part of it.
+    behind = _ids(tokenizer, "foo", _SPECIAL, "bar")
+    assert _cut(tokenizer, behind, "o" + _SPECIAL + "b") == "fo"
+    assert _cut(tokenizer, behind, "end|>b") == "foo"
+
+
+def test_c08_a_special_token_is_a_stop_string_where_the_text_spells_it_too(tokenizer) -> None:
+    matcher = _matcher(tokenizer, [_SPECIAL], skips=False)
+    assert [matcher.push(token) for token in _ids(tokenizer, "foo", _SPECIAL)] == [None, _SPECIAL]
+    assert matcher.place == 3
 
 
 def test_c07_what_stands_in_the_prompt_is_never_matched(tokenizer) -> None:
@@ -79,11 +100,11 @@ def test_the_earliest_of_two_stop_strings_is_the_reason(tokenizer) -> None:
 def test_e02_a_character_split_over_tokens_is_joined(tokenizer) -> None:
     pepper = list("\U0001f336".encode())
     whole = [*pepper, ord("a")]
-    text = generated_text(tokenizer, [], whole, skip_special_tokens=True)
+    text = _text(tokenizer, [], whole)
     assert text == "\U0001f336a"
-    cut = generated_text(tokenizer, [], pepper[:3], skip_special_tokens=True)
+    cut = _text(tokenizer, [], pepper[:3])
     assert set(cut) == {"\ufffd"}
-    lone = generated_text(tokenizer, [], [0xFF], skip_special_tokens=True)
+    lone = _text(tokenizer, [], [0xFF])
     assert lone == "\ufffd"
     assert _push_all(tokenizer, ["\U0001f336"], whole)[3] == "\U0001f336"
 
@@ -91,7 +112,7 @@ def test_e02_a_character_split_over_tokens_is_joined(tokenizer) -> None:
 def test_e03_a_prompt_that_ends_inside_a_character_stays_out_of_the_text(tokenizer) -> None:
     euro = list("€".encode())
     prompt = [*b"price: ", *euro[:2]]
-    text = generated_text(tokenizer, prompt, [euro[2], ord("x")], skip_special_tokens=True)
+    text = _text(tokenizer, prompt, [euro[2], ord("x")])
     assert text == "\ufffdx"
 
 
