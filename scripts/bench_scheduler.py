@@ -18,10 +18,11 @@ from job_rows import positive
 
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.preemption import SwapSpace
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import Scheduler, SchedulerLimits
+from batchgen.engine.step import StepOutput
 from batchgen.engine.stopping import StopRules
-from batchgen.engine.swap import SwapSpace
 from batchgen.sampling import SamplingParams
 
 BLOCK_SIZE = 16
@@ -83,7 +84,8 @@ def time_steps(scheduler: Scheduler, steps: int, rng: np.random.Generator) -> li
             break
         tokens = rng.integers(1, 30_000, len(plan.samples))
         sampled = time.perf_counter()
-        scheduler.commit(plan, tokens)
+        scheduler.advance()
+        scheduler.update(StepOutput(tokens))
         seconds.append(time.perf_counter() - sampled + planned - started)
     return seconds
 

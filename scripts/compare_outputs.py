@@ -93,7 +93,7 @@ class Judge:
         batch = self._next_sample(request)
         logits = self._next_logits(request)
         tilted = torch.stack([logits, *(logits + tilt for tilt in self._tilts(logits, tokens))])
-        chosen = {int(sample(row, batch)[0]) for row in tilted.split(1)}
+        chosen = {int(sample(row, batch).token_ids[0]) for row in tilted.split(1)}
         # The sampler has applied the penalties to what it was given.
         scores = tilted[0]
         return abs(float(scores[tokens[0]] - scores[tokens[1]])), set(tokens) <= chosen

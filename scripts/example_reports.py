@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from job_rows import positive
 from torture_job import composed, make_model, run_composed
 
-from batchgen.engine.step import IntArray, StepPlan
+from batchgen.engine.core import FinishedOutput
+from batchgen.engine.step import StepOutput, StepPlan
 from batchgen.runtime.executor import ModelExecutor
 
 SEED = 20_241_130
@@ -77,14 +78,14 @@ def counted_tokens(stop_after: int | None = None) -> Iterator[None]:
     """
     steps = 0
 
-    def execute(self: ModelExecutor, plan: StepPlan) -> IntArray:
+    def execute(self: ModelExecutor, plan: StepPlan) -> FinishedOutput:
         nonlocal steps
         steps += 1
         if steps == stop_after:
             os.kill(os.getpid(), signal.SIGTERM)
         numbers = np.arange(len(plan.samples), dtype=np.int64)
         # Letters of a vocabulary of bytes.
-        return 65 + (steps * 7 + numbers * 13) % 26
+        return FinishedOutput(StepOutput(65 + (steps * 7 + numbers * 13) % 26))
 
     with mock.patch.object(ModelExecutor, "execute", execute):
         yield

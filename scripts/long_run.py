@@ -34,8 +34,8 @@ from job_rows import positive
 from torture_job import composed, make_model, run_composed
 
 import batchgen.run
-from batchgen.engine.loop import Engine
-from batchgen.engine.step import IntArray, StepPlan
+from batchgen.engine.core import EngineCore, FinishedOutput
+from batchgen.engine.step import StepOutput, StepPlan
 from batchgen.job.load import LoadedEngine
 from batchgen.report.progress import Progress, Snapshot
 from batchgen.report.terminal import TextDisplay
@@ -51,10 +51,11 @@ _LETTERS = 64
 class FormulaExecutor:
     """Gives every sample a token made of its noise key and position; there is no KV."""
 
-    def execute(self, plan: StepPlan) -> IntArray:
-        """Give the S tokens of a step."""
+    def execute(self, plan: StepPlan) -> FinishedOutput:
+        """Return the S tokens of a step."""
         keys = plan.samples.noise_keys.astype(np.uint64) >> np.uint64(7)
-        return ((keys + plan.samples.positions.astype(np.uint64) * 31) % _LETTERS).astype(np.int64)
+        numbers = keys + plan.samples.positions.astype(np.uint64) * 31
+        return FinishedOutput(StepOutput((numbers % _LETTERS).astype(np.int64)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ def run(folder: Path, num_rows: int, watch: Watch, arguments: Sequence[str] = ()
 
     def build_fake(*given: Any, **named: Any) -> LoadedEngine:
         loaded = build(*given, **named)
-        engine = Engine(loaded.engine.scheduler, FormulaExecutor(), clock=time.perf_counter)
+        engine = EngineCore(loaded.engine.scheduler, FormulaExecutor(), clock=time.perf_counter)
         return replace(loaded, engine=engine)
 
     def make_watched(*, every_s: float, **_: Any) -> Progress:

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from batchgen.engine.block_manager import BlockManager
-from batchgen.engine.costs import PreemptionCosts
-from batchgen.engine.loop import Executor
+from batchgen.engine.core import Executor, FinishedOutput
+from batchgen.engine.input_batch import InputBatch
+from batchgen.engine.preemption import PreemptionCosts
 from batchgen.engine.request import FinishReason, Request
-from batchgen.engine.running import RunningRequests
-from batchgen.engine.step import IntArray, StepPlan
+from batchgen.engine.step import IntArray, StepOutput, StepPlan
 from batchgen.engine.stopping import StopRules
 from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
 from batchgen.runtime.device.cuda import device_of
@@ -143,12 +143,12 @@ class _SimulatedExecutor:
     machine: SimulatedMachine
     swap_s_per_block: float
 
-    def execute(self, plan: StepPlan) -> IntArray:
+    def execute(self, plan: StepPlan) -> FinishedOutput:
         """Let the time pass; every sampled token is 0."""
         machine, swapped = self.machine, len(plan.swap_out) + len(plan.swap_in)
         machine.now += machine.step_s + plan.num_tokens * machine.token_s
         machine.now += swapped * self.swap_s_per_block
-        return np.zeros(len(plan.samples), dtype=np.int64)
+        return FinishedOutput(StepOutput(np.zeros(len(plan.samples), dtype=np.int64)))
 
 
 class HasOutput(Protocol):
@@ -166,9 +166,9 @@ class StopAt(StopRules):
         super().__init__(frozenset())
         self._rows = rows
 
-    def may_end(self, running: RunningRequests, seats: IntArray) -> Any:
+    def may_end(self, running: InputBatch, indices: IntArray) -> Any:
         """See :class:`StopRules`: any row may."""
-        return np.ones(len(seats), dtype=np.bool_)
+        return np.ones(len(indices), dtype=np.bool_)
 
     def check(self, request: Request) -> tuple[FinishReason, str | None] | None:
         """See :class:`StopRules`."""

@@ -4,7 +4,7 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from batchgen.engine.block_manager import BlockManager, Claim
+from batchgen.engine.block_manager import AllocationPlan, BlockManager
 from batchgen.engine.request import Request
 
 
@@ -91,22 +91,22 @@ class ContiguousManager(BlockManager):
         self._run_tokens = run_tokens
         self._runs: dict[int, tuple[int, int]] = {}
 
-    def claim(self, request: Request) -> Claim:
+    def plan_allocation(self, request: Request) -> AllocationPlan:
         """Ask for more than there is where no hole holds the row."""
-        claim, size = super().claim(request), self._run_tokens(request)
+        allocation, size = super().plan_allocation(request), self._run_tokens(request)
         if self.slots.largest_hole >= size:
-            return claim
+            return allocation
         if self.slots.num_free >= size:
             self.refusals.note(request, self.slots)
-        return replace(claim, new_blocks=self.pool.num_blocks + 1)
+        return replace(allocation, new_blocks=self.pool.num_blocks + 1)
 
-    def take(self, request: Request, claim: Claim) -> tuple[int, int] | None:
+    def take(self, request: Request, allocation: AllocationPlan) -> tuple[int, int] | None:
         """Take the run, and the blocks that carry it out."""
         size = self._run_tokens(request)
         start = self.slots.allocate(size)
         assert start is not None
         self._runs[request.request_id] = start, size
-        return super().take(request, claim)
+        return super().take(request, allocation)
 
     def release(self, request: Request) -> None:
         """Return both."""
@@ -118,7 +118,7 @@ class ContiguousManager(BlockManager):
 class WholeBlockManager(BlockManager):
     """Shares prefixes by whole blocks alone, as most engines do."""
 
-    def claim(self, request: Request) -> Claim:
+    def plan_allocation(self, request: Request) -> AllocationPlan:
         """Leave the partial block out of the match."""
-        claim = super().claim(request)
-        return replace(claim, match=claim.match.whole_blocks())
+        allocation = super().plan_allocation(request)
+        return replace(allocation, match=allocation.match.whole_blocks())

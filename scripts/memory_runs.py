@@ -12,11 +12,11 @@ from memory_rows import Row
 
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager
-from batchgen.engine.loop import Engine, Executor
+from batchgen.engine.core import EngineCore, Executor, PendingOutput
+from batchgen.engine.preemption import PreemptionPolicy, SwapSpace
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import Scheduler, SchedulerLimits
-from batchgen.engine.step import IntArray, StepPlan
-from batchgen.engine.swap import PreemptionPolicy, SwapSpace
+from batchgen.engine.step import StepPlan
 from batchgen.errors import EngineError, UsageError
 from batchgen.prompts.future import PlannedFuture
 from batchgen.prompts.order import neighbour_lcp, prefix_order
@@ -106,7 +106,7 @@ class Watch:
         self._executor = executor
         self._scheduler = scheduler
 
-    def execute(self, plan: StepPlan) -> IntArray:
+    def execute(self, plan: StepPlan) -> PendingOutput:
         """Look, then run."""
         slots, unused = slots_in_use(self._scheduler)
         self.peak_slots = max(self.peak_slots, slots)
@@ -197,7 +197,7 @@ def run_variant(
     scheduler = make_scheduler(variant, rows, limits, machine, order)
     swap_blocks = scheduler.swap_space.num_blocks
     watch = Watch(machine.executor(scheduler.blocks, swap_blocks), scheduler)
-    engine = Engine(scheduler, watch, clock=machine.clock)
+    engine = EngineCore(scheduler, watch, clock=machine.clock)
     params = SamplingParams(max_tokens=limits.max_tokens)
     requests = [
         Request.create(row, rows[row].prompt.tolist(), params, max_model_len=limits.capacity)
@@ -231,7 +231,7 @@ def _fill_memory(figures: Figures, watch: Watch, scheduler: Scheduler, machine: 
 
 
 def _fill_speed(
-    figures: Figures, finished: Sequence[Request], engine: Engine, started: float
+    figures: Figures, finished: Sequence[Request], engine: EngineCore, started: float
 ) -> None:
     waits = [1000 * ((request.timeline.first_token or 0.0) - started) for request in finished]
     p50, p90, p99 = np.percentile(waits, (50, 90, 99)).tolist()

@@ -50,7 +50,7 @@ REST = "loop, planning, requests"
 SCOPES: dict[str, tuple[str, ...]] = {
     "scheduler": (
         "batchgen.engine.scheduler:Scheduler.schedule",
-        "batchgen.engine.scheduler:Scheduler.commit",
+        "batchgen.engine.scheduler:Scheduler.update",
     ),
     "layout": ("batchgen.runtime.torch_attention:cascade_layout",),
     "attention: shared": ("batchgen.kernels.cascade:_join_segment",),

@@ -17,8 +17,8 @@ from transformers import (
 
 from batchgen.config import Config
 from batchgen.data.output.schema import RowResult
+from batchgen.engine.input_batch import InputBatch
 from batchgen.engine.request import Request
-from batchgen.engine.running import RunningRequests
 from batchgen.engine.step import NO_TOKEN, SampleBatch
 from batchgen.engine.stopping import StopRules
 from batchgen.errors import EngineError
@@ -68,9 +68,9 @@ class StockModel:
 
     def next_sample(self, request: Request) -> SampleBatch:
         """Describe how a request's next token is chosen: a batch of one."""
-        alone = RunningRequests(1)
+        alone = InputBatch(1)
         alone.join(request)
-        batch = alone.samples(np.array([0]), alone.seats(), self.stop_rules.banned_now)
+        batch = alone.samples(np.array([0]), alone.indices(), self.stop_rules.banned_now)
         alone.leave(request)
         return batch
 
@@ -125,7 +125,7 @@ class _Turn:
     def choose(self, scores: torch.Tensor) -> int:
         """Choose the next token from [1, V] logits by our sampler, and look whether it ends."""
         request = self.request
-        token = int(sample(scores.float().clone(), self._stock.next_sample(request))[0])
+        token = int(sample(scores.float().clone(), self._stock.next_sample(request)).token_ids[0])
         if token == NO_TOKEN:
             raise EngineError("the stock model's logits are not numbers (NaN)")
         request.token_ids.append(token)

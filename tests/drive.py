@@ -7,17 +7,15 @@ import torch
 
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager, Window
-from batchgen.engine.costs import PreemptionCosts
-from batchgen.engine.eviction import Future
-from batchgen.engine.loop import Engine, Executor
+from batchgen.engine.block_pool import Future
+from batchgen.engine.core import EngineCore, Executor, PendingOutput
+from batchgen.engine.preemption import PreemptionCosts, PreemptionPolicy, SwapSpace
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import (
     Scheduler,
     SchedulerLimits,
 )
-from batchgen.engine.step import IntArray
 from batchgen.engine.stopping import StopRules
-from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.kernels.triton.scales import KVScales
 from batchgen.runtime.attention import AttentionBackend
 from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
@@ -86,7 +84,7 @@ class CheckedExecutor:
         self._scheduler = scheduler
         self._poisoned: set[int] = set()
 
-    def execute(self, plan: Any) -> IntArray:
+    def execute(self, plan: Any) -> PendingOutput:
         """Check, poison every block that was freed since the last step, run."""
         check_invariants(self._scheduler, plan)
         # Blocks that this step writes or brings back are owned, so they are not free.
@@ -120,7 +118,7 @@ def make_engine(
     *,
     kv_dtype: torch.dtype | None = None,
     scales: list[KVScales] | None = None,
-) -> Engine:
+) -> EngineCore:
     """An engine over a loaded model whose unwritten and freed slots hold NaN."""
     manager = scheduler.blocks
     attention = attention or make_attention(loaded)
@@ -136,10 +134,10 @@ def make_engine(
     )
     model_executor = ModelExecutor(loaded.model, cache, attention)
     executor: Executor = CheckedExecutor(model_executor, scheduler)
-    return Engine(scheduler, executor)
+    return EngineCore(scheduler, executor)
 
 
-def make_engine_over_fake(scheduler: Scheduler, **given: Any) -> tuple[Engine, FakeExecutor]:
+def make_engine_over_fake(scheduler: Scheduler, **given: Any) -> tuple[EngineCore, FakeExecutor]:
     """An engine over the fake model that forgets freed blocks and checks invariants."""
 
     def before(plan: Any) -> None:
@@ -148,10 +146,10 @@ def make_engine_over_fake(scheduler: Scheduler, **given: Any) -> tuple[Engine, F
             executor.forget(scheduler.blocks.pool.free_blocks())
 
     executor = FakeExecutor(scheduler.blocks.block_size, before=before, **given)
-    return Engine(scheduler, executor), executor
+    return EngineCore(scheduler, executor), executor
 
 
-def run_all(engine: Engine, requests: Sequence[Request]) -> list[Request]:
+def run_all(engine: EngineCore, requests: Sequence[Request]) -> list[Request]:
     """Run requests to their end and give them back in the order of their numbers."""
     finished = [request for batch in engine.run(requests) for request in batch]
     check_invariants(engine.scheduler)

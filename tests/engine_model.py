@@ -14,17 +14,15 @@ from typing import Any
 from zlib import crc32
 
 from batchgen.engine.admission import AdmissionPolicy
-from batchgen.engine.costs import PreemptionCosts
-from batchgen.engine.ledger import DebugLedger
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore, FinishedOutput
+from batchgen.engine.invariants import InvariantChecker
+from batchgen.engine.preemption import PreemptionCosts, PreemptionPolicy
 from batchgen.engine.prefix_index import Node
 from batchgen.engine.request import FinishReason, Request, Status
-from batchgen.engine.step import IntArray
-from batchgen.engine.swap import PreemptionPolicy
 from batchgen.errors import RowError, RowErrorType
 from batchgen.sampling import SamplingParams
 from tests.drive import make_scheduler
-from tests.fake_model import FakeArrival, FakeExecutor
+from tests.fake_model import FakeExecutor
 from tests.invariants import check_invariants
 
 # Few tokens, so that prompts share prefixes and outputs run into prompts of other rows.
@@ -161,16 +159,15 @@ class EngineModel:
         if setup.over_admits:
             self.scheduler._admission.growth = lambda request, held: 0
             self.scheduler._admission.growth_of_all = lambda running: 0
-        self._ledger = DebugLedger(self.scheduler)
+        self._ledger = InvariantChecker(self.scheduler)
         self._rng = Random(repr(setup))
         self._fake = FakeExecutor(
             setup.block_size, choose=_says, window=setup.window, is_short=self._is_short
         )
         self._step = -1
         ticks = count()
-        launcher = self if setup.ahead else None
-        self._engine = Engine(
-            self.scheduler, self, launcher=launcher, clock=lambda: float(next(ticks))
+        self._engine = EngineCore(
+            self.scheduler, self, overlap=setup.ahead, clock=lambda: float(next(ticks))
         )
         self._tables_before: dict[int, list[int]] = {}
 
@@ -230,18 +227,17 @@ class EngineModel:
 
     # -- the executor between scheduler and model ----------------------------------------
 
-    def launch(self, plan: Any) -> FakeArrival:
-        """Check the plan and run it; its slots are checked when the tokens before it are read."""
-        self.seen["rows that run an unread token"] += int((plan.token_ids < 0).sum())
-        return FakeArrival(self._run(plan))
+    def execute(self, plan: Any) -> FinishedOutput:
+        """Check the plan, run it over the slots, check the slots.
 
-    def execute(self, plan: Any) -> IntArray:
-        """Check the plan, run it over the slots, check the slots."""
-        is_piece = plan.step == self._step
-        tokens = self._run(plan)
-        if not is_piece:
+        With overlap the tokens before it are not processed yet: the slots are checked then.
+        """
+        self.seen["rows that run a placeholder"] += int((plan.token_ids < 0).sum())
+        is_part = plan.step == self._step
+        output = self._run(plan)
+        if not (is_part or self.setup.ahead):
             self.check_slots()
-        return tokens
+        return output
 
     def _is_short(self, plan: Any) -> bool:
         """Whether the device finds no memory for a pass; for a single token it always does."""
@@ -249,9 +245,9 @@ class EngineModel:
         self.seen["passes out of memory"] += short
         return short
 
-    def _run(self, plan: Any) -> IntArray:
+    def _run(self, plan: Any) -> FinishedOutput:
         if plan.step == self._step:
-            # A piece of a plan that was checked as a whole.
+            # A part of a plan that was checked as a whole.
             assert not len(plan.copies) + len(plan.swap_out) + len(plan.swap_in)
             return self._fake.execute(plan)
         self._step = plan.step
@@ -261,13 +257,13 @@ class EngineModel:
         self._check_copies(plan)
         if not len(plan.swap_out):
             self._fake.forget(self.scheduler.blocks.pool.free_blocks())
-        tokens = self._fake.execute(plan)
+        output = self._fake.execute(plan)
         self._fake.plans.clear()
         self.seen["copies"] += len(plan.copies)
         self.seen["swap-ins"] += len(plan.swap_in)
         released = sum(request.num_released > 0 for request in self.scheduler.running)
         self.seen["rows that a window has left"] += released
-        return tokens
+        return output
 
     # -- what must hold -------------------------------------------------------------------
 

@@ -7,12 +7,20 @@ hash of all tokens so far: any mistake in what a row attends to changes its outp
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from batchgen.engine.step import NO_TOKEN, IntArray, SampleBatch
+from batchgen.engine.core import FinishedOutput
+from batchgen.engine.step import (
+    NO_TOKEN,
+    FloatArray,
+    IntArray,
+    LogprobRows,
+    SampleBatch,
+    StepOutput,
+)
 from batchgen.errors import OutOfDeviceMemoryError
 
 VOCAB = 1000
@@ -29,16 +37,6 @@ def generate(prompt: Sequence[int], max_tokens: int, vocab: int = VOCAB) -> list
     for _ in range(max_tokens):
         tokens.append(next_token(tokens, vocab))
     return tokens[len(prompt) :]
-
-
-@dataclass(frozen=True)
-class FakeArrival:
-    """Tokens that are there already."""
-
-    found: IntArray
-
-    def tokens(self) -> IntArray:
-        return self.found
 
 
 class FakeExecutor:
@@ -71,7 +69,7 @@ class FakeExecutor:
             for offset in range(self.block_size):
                 self.slots.pop(block * self.block_size + offset, None)
 
-    def execute(self, plan: Any) -> IntArray:
+    def execute(self, plan: Any) -> FinishedOutput:
         """Swap, write all rows' KV, then let every row read what its table names."""
         self._before(plan)
         self.plans.append(plan)
@@ -99,11 +97,9 @@ class FakeExecutor:
         tokens = [self._sample(histories[row], plan.samples, i) for i, row in enumerate(rows)]
         tokens = [NO_TOKEN if token is None else token for token in tokens]
         self._sampled = np.array(tokens, dtype=np.int64)
-        return self._sampled
-
-    def launch(self, plan: Any) -> FakeArrival:
-        """Execute, and keep quiet about it."""
-        return FakeArrival(self.execute(plan))
+        scores = [self._score(histories[rows[entry.index]]) for entry in plan.samples.scored]
+        logprobs = self._logprobs(plan, self._sampled)
+        return FinishedOutput(StepOutput(self._sampled, tuple(scores), logprobs))
 
     def _fed(self, token_ids: IntArray) -> IntArray:
         """Put what the step before sampled in the place of what stands for it."""
@@ -146,3 +142,11 @@ class FakeExecutor:
         if self._choose is not None:
             return self._choose(history)
         return next_token(history, self._vocab)
+
+    def _score(self, history: tuple[int, ...]) -> FloatArray:
+        """The scores of a scored sample after these tokens."""
+        return np.array([float(next_token(history, self._vocab))])
+
+    def _logprobs(self, plan: Any, sampled: IntArray) -> tuple[LogprobRows, ...]:
+        """The entries of the step's logged tokens."""
+        return ()

@@ -52,17 +52,17 @@ def _held(request: Any) -> list[int]:
 def _check_columns(scheduler: Scheduler) -> None:
     """The columns of the running requests say what the requests say."""
     running = scheduler.running
-    seats = running.seats().tolist()
-    assert len(seats) == len(running) == len(list(running))
-    for seat, request in zip(seats, running, strict=True):
-        table = running.tables[seat].tolist()
-        assert request.seat == seat
-        assert running.num_known[seat] == len(request.token_ids)
-        assert running.num_computed[seat] == request.num_computed
-        assert running.last_token[seat] == request.token_ids[-1]
-        assert running.max_computed[seat] == request.max_computed
-        assert running.num_released[seat] == request.num_released
-        assert running.num_blocks[seat] == len(request.block_table)
+    indices = running.indices().tolist()
+    assert len(indices) == len(running) == len(list(running))
+    for index, request in zip(indices, running, strict=True):
+        table = running.tables[index].tolist()
+        assert request.batch_index == index
+        assert running.num_known[index] == len(request.token_ids)
+        assert running.num_computed[index] == request.num_computed
+        assert running.last_token[index] == request.token_ids[-1]
+        assert running.max_computed[index] == request.max_computed
+        assert running.num_released[index] == request.num_released
+        assert running.num_blocks[index] == len(request.block_table)
         blocks = [max(0, block) for block in request.block_table]
         assert table == blocks + [0] * (len(table) - len(blocks))
 
@@ -76,7 +76,7 @@ def _check_swap(scheduler: Scheduler) -> None:
 
 def _check_samples(scheduler: Scheduler, plan: Any) -> None:
     """A row that samples runs its request's last tokens, at their places, up to the newest."""
-    requests = scheduler.running.requests(scheduler._sampled)
+    requests = scheduler.running.requests(scheduler._in_flight.steps[-1].sampled.indices)
     assert len(requests) == len(plan.samples)
     starts = plan.query_starts.tolist()
     rows = plan.samples.rows.tolist()

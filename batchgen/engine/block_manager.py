@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-from batchgen.engine.blocks import BlockPool
-from batchgen.engine.eviction import Future
+from batchgen.engine.block_pool import BlockPool, Future
 from batchgen.engine.prefix_index import Key, Match, Node, PrefixIndex
 from batchgen.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class AllocationPlan:
     """What a request would take to hold its tokens; nothing is taken yet.
 
     Attributes:
@@ -26,7 +25,7 @@ class Claim:
 
     @property
     def needed(self) -> int:
-        """Available blocks that the claim uses up."""
+        """Available blocks that the allocation uses up."""
         return self.new_blocks + self.pinned_blocks
 
     @property
@@ -115,7 +114,7 @@ class BlockManager:
         self.pool.release(self.copy_sources)
         self.copy_sources = []
 
-    def claim(self, request: Request) -> Claim:
+    def plan_allocation(self, request: Request) -> AllocationPlan:
         """Find what the request's known tokens share, and count what the rest takes.
 
         Tokens whose logits are still to be computed are never matched: the last known one, and
@@ -128,7 +127,7 @@ class BlockManager:
         counts = self.pool.ref_counts
         # In the index and held by nobody: cached.
         pinned = sum(not counts[node.block] for node in match.chain[unseen:])
-        return Claim(match, unseen, new, pinned)
+        return AllocationPlan(match, unseen, new, pinned)
 
     def _num_unseen(self, num_computed: int) -> int:
         """Count the leading blocks that no query from here on can see."""
@@ -145,22 +144,22 @@ class BlockManager:
             there = max(there, request.swapped.num_computed)
         return min(known, there + self.window.step_tokens)
 
-    def take(self, request: Request, claim: Claim) -> tuple[int, int] | None:
+    def take(self, request: Request, allocation: AllocationPlan) -> tuple[int, int] | None:
         """Give a request without blocks its matches and new blocks for the rest.
 
         Matching, pinning and allocation are one operation: nothing else allocates between
-        :meth:`claim` and this call. The caller knows that there is room.
+        :meth:`plan_allocation` and this call. The caller knows that there is room.
 
         Returns:
             The copy of a partial block to make before the step, (source, target), if any.
         """
         assert not request.block_table
-        match = claim.match
-        unseen = claim.unseen_blocks
+        match = allocation.match
+        unseen = allocation.unseen_blocks
         hits = [node.block for node in match.chain[unseen:]]
         self.pool.pin(hits)
-        copy_source = self._pin_copy_source(claim)
-        allocated = self.pool.allocate(claim.new_blocks)
+        copy_source = self._pin_copy_source(allocation)
+        allocated = self.pool.allocate(allocation.new_blocks)
         assert allocated is not None
         request.block_table = [RELEASED] * unseen + hits + allocated
         request.num_released = unseen
@@ -171,34 +170,34 @@ class BlockManager:
         account = request.account
         account.hit_blocks += len(hits)
         account.new_blocks += len(allocated)
-        account.peak_blocks = max(account.peak_blocks, claim.held)
+        account.peak_blocks = max(account.peak_blocks, allocation.held)
         if copy_source is None:
             return None
         request.num_computed += match.num_partial_tokens
         return copy_source, allocated[0]
 
-    def _pin_copy_source(self, claim: Claim) -> int | None:
+    def _pin_copy_source(self, allocation: AllocationPlan) -> int | None:
         """Hold the partial block until the step is over, if there is room."""
-        if claim.match.partial is None:
+        if allocation.match.partial is None:
             return None
-        source = claim.match.partial.block
-        if claim.new_blocks + self.pool.is_cached(source) > self.pool.num_available:
-            self.uncopied_tokens += claim.match.num_partial_tokens
+        source = allocation.match.partial.block
+        if allocation.new_blocks + self.pool.is_cached(source) > self.pool.num_available:
+            self.uncopied_tokens += allocation.match.num_partial_tokens
             return None
         self.pool.pin([source])
         self.copy_sources.append(source)
         return source
 
-    def needed_behind_window(self, request: Request) -> int:
-        """Count what :meth:`take_behind_window` allocates."""
+    def window_blocks_needed(self, request: Request) -> int:
+        """Count what :meth:`allocate_window` allocates."""
         assert request.swapped is not None and self.window is not None
         ahead = request.swapped.num_computed + self.window.step_tokens
         return self.blocks_for(min(len(request.token_ids), ahead)) - request.swapped.first
 
-    def take_behind_window(self, request: Request) -> None:
+    def allocate_window(self, request: Request) -> None:
         """Give a swapped request new blocks behind those that its window has left."""
         assert request.swapped is not None and not request.block_table
-        allocated = self.pool.allocate(self.needed_behind_window(request))
+        allocated = self.pool.allocate(self.window_blocks_needed(request))
         assert allocated is not None
         first = request.swapped.first
         request.block_table = [RELEASED] * first + allocated
@@ -208,7 +207,7 @@ class BlockManager:
         account.new_blocks += len(allocated)
         account.peak_blocks = max(account.peak_blocks, len(allocated))
 
-    def release_behind_window(self, request: Request) -> None:
+    def release_out_of_window(self, request: Request) -> None:
         """Return the blocks that no later query of a request can see.
 
         Called when the step that computed ``num_computed`` tokens is over: its queries saw

@@ -83,7 +83,7 @@ def _room(size: int, num_best: int) -> LogprobRows:
 def logged_tokens(
     logs: Sequence[tuple[int, int, int, TokenLogprobs, Sequence[int]]], samples: IntArray
 ) -> tuple[LoggedTokens, ...]:
-    """Say which of a step's logits go into which entries.
+    """Return the tokens of a step whose log-probabilities are wanted, an item for each log.
 
     Args:
         logs: for each row that keeps a log, in row order: its number, the positions of which
@@ -98,10 +98,11 @@ def logged_tokens(
         known = token_ids[first + 1 : end + 1]
         found.append(
             LoggedTokens(
+                index=len(found),
                 first=given,
                 token_ids=np.array(known, dtype=np.int64),
                 sample=int(np.searchsorted(samples, row)) if is_sampled else -1,
-                entries=log.rows(first + 1, end + 1),
+                num_best=log.num_best,
             )
         )
         given += len(known)

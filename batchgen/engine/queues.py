@@ -4,8 +4,8 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from batchgen.engine.input_batch import InputBatch
 from batchgen.engine.request import Request, Status
-from batchgen.engine.running import RunningRequests
 
 
 def by_arrival(request: Request) -> int:
@@ -26,7 +26,7 @@ class Queues:
         num_arrived: those that ever came.
     """
 
-    running: RunningRequests
+    running: InputBatch
     waiting: deque[Request] = field(default_factory=deque)
     swapped: list[Request] = field(default_factory=list)
     num_ending: int = 0

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-import numpy as np
-
 from batchgen.engine.logprobs import NEVER, TokenLogprobs
 from batchgen.engine.prefix_index import Node
 from batchgen.engine.repetition import RepetitionWatch
@@ -100,13 +98,13 @@ class SwappedBlocks:
         first: index in the block table of the first block that was copied.
         blocks: CPU blocks, in table order.
         num_computed: tokens that were computed when it was copied.
-        behind_window: nothing before ``first`` is needed any more.
+        is_windowed: nothing before ``first`` is needed any more.
     """
 
     first: int
     blocks: list[int]
     num_computed: int
-    behind_window: bool
+    is_windowed: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +129,7 @@ class Request:
         repetition: sees where the output goes round in circles, where that ends it.
         scored_tokens: [K] tokens of which only the log-probabilities after the prompt are
             wanted; such a request generates nothing.
-        scores: [K] these log-probabilities, once the request has ended.
+        scores: [K] these log-probabilities, once the step that gives them was processed.
         max_total_tokens: prompt and output together at most.
         priority: a request with a higher number makes room first.
         arrival: position in the order of submission; earlier goes first.
@@ -145,7 +143,7 @@ class Request:
         swapped: its KV in the CPU pool, while swapped out.
         left_in_index: while it is ending, the index nodes of its private blocks.
         stopped_by_text: ``stop_reason`` is a stop string, not a token id.
-        seat: its row in the columns of the running requests, while it runs.
+        batch_index: its index in the :class:`InputBatch` while it runs, else -1.
     """
 
     request_id: int
@@ -174,7 +172,7 @@ class Request:
     publishes: bool = True
     swapped: SwappedBlocks | None = None
     left_in_index: list[Node] = field(default_factory=list)
-    seat: int = -1
+    batch_index: int = -1
     account: BlockAccount = field(default_factory=BlockAccount)
     timeline: Timeline = field(default_factory=Timeline)
     finish_reason: FinishReason | None = None
@@ -217,7 +215,6 @@ class Request:
             repetition=_repetition_watch(params),
             logprobs=TokenLogprobs.wanted(params, num_prompt_tokens, with_prompt=logs_prompt),
             scored_tokens=scored_tokens,
-            scores=None if scored_tokens is None else np.full(len(scored_tokens), np.nan),
             priority=priority,
         )
 
@@ -237,7 +234,12 @@ class Request:
         return max(self.logprobs.first_logits, self.max_computed)
 
     @property
-    def has_unread_token(self) -> bool:
+    def is_scored(self) -> bool:
+        """Whether it wants log-probabilities after its prompt and generates nothing."""
+        return self.scored_tokens is not None
+
+    @property
+    def has_placeholder(self) -> bool:
         """Whether the newest token was sampled, but not read yet."""
         return self.token_ids[-1] < 0
 

@@ -1,9 +1,10 @@
-"""Which request runs which tokens next, and who makes room when memory runs out.
+"""Schedule one step at a time: which request runs which tokens, and which is preempted.
 
 There are no phases: a request's computed tokens chase its known tokens under one token
 budget, running requests before swapped ones, those before waiting ones (after vLLM V1's
-scheduler). All decisions are integers; the result is a frozen step plan. Who starts is in
-``starts``, what sampled tokens change in ``outcomes``, how a request leaves in ``exits``.
+scheduler). All decisions are integers; the result is a frozen step plan. Waiting requests are
+admitted in ``admission``, outputs processed in ``output_processor``, requests ended in
+``stopping``.
 """
 
 from bisect import bisect, insort
@@ -11,23 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from batchgen.engine.admission import Admission, AdmissionPolicy
+from batchgen.engine.admission import Admission, AdmissionPolicy, Admitter
 from batchgen.engine.block_manager import BlockManager
-from batchgen.engine.costs import PreemptionCosts
 from batchgen.engine.counters import SchedulerCounters
-from batchgen.engine.draft import Draft
-from batchgen.engine.exits import Exits
-from batchgen.engine.outcomes import Outcomes
-from batchgen.engine.plan_builder import Copies, build_plan
+from batchgen.engine.input_batch import InFlightStep, InFlightSteps, InputBatch, LogTarget
+from batchgen.engine.output_processor import OutputProcessor
+from batchgen.engine.plan_builder import Copies, PlanBuilder, build_plan
+from batchgen.engine.preemption import PreemptionCosts, PreemptionPolicy, Swapper, SwapSpace
 from batchgen.engine.queues import Queues, by_arrival
 from batchgen.engine.request import Request, Status
-from batchgen.engine.running import RunningRequests
-from batchgen.engine.starts import Starts
-from batchgen.engine.step import IntArray, StepPlan
-from batchgen.engine.stopping import StopRules
-from batchgen.engine.swap import PreemptionPolicy, Swapper, SwapSpace
+from batchgen.engine.step import IntArray, StepOutput, StepPlan
+from batchgen.engine.stopping import RequestFinisher, StopRules
 from batchgen.errors import EngineError, RowError, RowErrorType
 
 
@@ -45,7 +41,7 @@ class SchedulerLimits:
 
 
 def _worth(request: Request) -> tuple[int, int, int]:
-    """Order requests by what is lost if they make room, the least first."""
+    """Order requests by what preempting them loses, the least first."""
     return -request.priority, request.num_output_tokens, -request.arrival
 
 
@@ -74,19 +70,22 @@ class Scheduler:
         self.counters = counters = SchedulerCounters()
         self.costs = costs or PreemptionCosts()
         self.step_tokens = limits.max_num_batched_tokens
-        self._queues = queues = Queues(RunningRequests(limits.max_num_seqs))
+        self._queues = queues = Queues(InputBatch(limits.max_num_seqs))
         self.waiting, self.running, self.swapped = queues.waiting, queues.running, queues.swapped
         self._stop_rules = stop_rules
         self._limits = limits
         self._admission = Admission(admission, blocks)
         self._swapper = Swapper(blocks, swap_space, preemption, self.costs, counters)
-        self._exits = Exits(queues, blocks, self._swapper, counters, self._admission.lengths, clock)
-        self._outcomes = Outcomes(self.running, stop_rules, self._exits, counters, clock)
-        self._starts = Starts(
+        self._in_flight = InFlightSteps()
+        self._finisher = RequestFinisher(
+            queues, blocks, self._swapper, counters, self._admission.lengths, self._in_flight, clock
+        )
+        self._output_processor = OutputProcessor(
+            self.running, self._in_flight, stop_rules, self._finisher, counters, clock
+        )
+        self._admitter = Admitter(
             queues, blocks, self._admission, self._swapper, counters, limits.max_num_seqs, clock
         )
-        self._unread = self._exits.unread
-        self._sampled: IntArray = np.empty(0, dtype=np.int64)
         self._unplanned_swap_out: Copies = []
         self._num_steps = 0
 
@@ -127,7 +126,7 @@ class Scheduler:
 
     def fail(self, request: Request, error: RowError) -> None:
         """End a request, wherever it stands, without letting others use its KV."""
-        self._exits.fail(request, error)
+        self._finisher.fail(request, error)
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step.
@@ -139,66 +138,48 @@ class Scheduler:
         Raises:
             EngineError: requests are left but none can run; the state is in the message.
         """
-        draft = Draft(budget=self.step_tokens, swap_out=self._unplanned_swap_out)
+        builder = PlanBuilder(budget=self.step_tokens, swap_out=self._unplanned_swap_out)
         self._unplanned_swap_out = []
-        self._unread.growth.clear()
+        self._in_flight.growth.clear()
         self.blocks.begin_step()
-        self._continue_running(draft)
-        if not draft.preempted:
-            self._starts.fill(draft)
+        self._continue_running(builder)
+        if not builder.preempted:
+            self._admitter.fill(builder)
         self._look_ahead()
-        if not len(draft.all_seats()):
-            if self.num_unfinished and not self._queues.finished and not self._unread.sittings:
+        if not len(builder.all_indices()):
+            if self.num_unfinished and not self._queues.finished and not self._in_flight.steps:
                 raise EngineError(f"no request can be scheduled: {self.describe()}")
             # Nothing runs until the next plan, so the blocks are as they were until then.
-            self._unplanned_swap_out = draft.swap_out
+            self._unplanned_swap_out = builder.swap_out
             return None
-        return self._plan(draft)
+        return self._plan(builder)
 
-    def commit(self, plan: StepPlan, tokens: npt.ArrayLike) -> None:
-        """Take the sampled tokens of a plan, in the order of its samples.
+    def advance(self) -> None:
+        """Assume that all requests of the newest step go on, before its output is there.
 
-        Args:
-            plan: the plan that :meth:`schedule` returned last.
-            tokens: one token a sample; ``NO_TOKEN`` where the logits were not numbers,
-                ``NO_LEGAL_TOKEN`` where every token was ruled out.
-        """
-        assert len(self._unread.sittings) == 1
-        self.expect(plan)
-        self.resolve(plan, tokens)
+        Called once after each :meth:`schedule` that returned a plan. Each output grows by a
+        placeholder, a number below 0 (``StepPlan.token_ids``). A request that this brings to
+        its length has ended: its blocks and its batch index are freed, and only its last token
+        is still to come. For any other end :meth:`update` corrects the assumption.
 
-    def expect(self, plan: StepPlan) -> None:
-        """Go on from a plan whose tokens are not read yet, so that the next can be planned.
-
-        Whatever is sampled, each row's output grows by one token, for which a number below 0
-        stands (``StepPlan.token_ids``). A row that this brings to its length has ended: it
-        leaves its blocks and its seat, and only its last token is still to be read. Any other
-        row is taken to go on; :meth:`resolve` knows better a step later.
-
-        No sample of the plan may need the host before the next step
-        (``SampleBatch.needs_host``).
+        The next step may be scheduled before the output of this one is there, unless a sample
+        needs the host first (``SampleBatch.needs_host``).
         """
         self.blocks.end_step()
-        assert len(self._unread.sittings[-1].seats) == len(plan.samples)
-        self._outcomes.expect()
+        self._output_processor.append_placeholders()
 
-    def resolve(self, plan: StepPlan, tokens: npt.ArrayLike) -> None:
-        """Take the tokens of the oldest plan that :meth:`expect` was called for.
+    def update(self, output: StepOutput) -> None:
+        """Take the output of the oldest step that :meth:`advance` was called for.
 
-        A row that turns out to have ended may be part of the next plan already, where it
-        computes a token more than it should: that is taken back from its account, and its
-        token there will be dropped. Its blocks can be given away at once, since the device
-        does one step after another.
-
-        Args:
-            plan: the plan.
-            tokens: as for :meth:`commit`.
+        A request that turns out to have ended may be part of the next step already, where it
+        computes a token too many: that is removed from its account, and its token there will
+        be dropped. Its blocks can be given away at once, since the device runs one step after
+        another.
         """
-        assert len(self._unread.sittings[0].seats) == len(plan.samples)
-        self._outcomes.resolve(tokens)
+        self._output_processor.process(output)
 
     def limit_step(self, num_tokens: int) -> None:
-        """Plan no step of more tokens from now on; the limits hold all the same."""
+        """Schedule at most so many tokens a step from now on; the fixed limits still hold."""
         self.step_tokens = min(num_tokens, self._limits.max_num_batched_tokens)
 
     def demand_blocks(self) -> int:
@@ -212,7 +193,7 @@ class Scheduler:
         return demand
 
     def describe(self) -> str:
-        """Say in a line how queues and pool stand."""
+        """Describe queues and pool in one line."""
         pool = self.blocks.pool
         head = self.waiting[0] if self.waiting else None
         waits = f", first waiting needs {len(head.token_ids)} tokens" if head else ""
@@ -229,114 +210,117 @@ class Scheduler:
         """Tell the blocks where the future begins; before any of them is released."""
         self.blocks.last_arrival = self._queues.last_arrival
 
-    def _continue_running(self, draft: Draft) -> None:
+    def _continue_running(self, builder: PlanBuilder) -> None:
         """Give the running rows their tokens, in the order of their start."""
-        self._release_behind_windows()
+        self._release_out_of_window()
         # Where all that the budget reaches have to leave, those behind them take their place.
-        while len(self.running) and not len(draft.seats):
-            seats = self.running.seats()
-            lengths = draft.cut(self.running, seats, self.running.uncomputed(seats))
-            seats, lengths = seats[lengths > 0], lengths[lengths > 0]
-            if not len(seats):
+        while len(self.running) and not len(builder.indices):
+            indices = self.running.indices()
+            lengths = builder.cut(self.running, indices, self.running.uncomputed(indices))
+            indices, lengths = indices[lengths > 0], lengths[lengths > 0]
+            if not len(indices):
                 break
-            self._make_room_for(draft, seats, lengths)
+            self._grow_tables(builder, indices, lengths)
             # Some may have had to leave.
-            stayed = self.running.is_taken(seats)
-            draft.seats, draft.lengths = seats[stayed], lengths[stayed]
-        draft.budget -= int(draft.lengths.sum())
-        self.running.advance(draft.seats, draft.lengths)
-        self._publish_rows(draft.seats, draft.lengths)
+            stayed = self.running.is_taken(indices)
+            builder.indices, builder.lengths = indices[stayed], lengths[stayed]
+        builder.budget -= int(builder.lengths.sum())
+        self.running.advance(builder.indices, builder.lengths)
+        self._publish_rows(builder.indices, builder.lengths)
 
-    def _release_behind_windows(self) -> None:
+    def _release_out_of_window(self) -> None:
         window = self.blocks.window
         if window is None:
             return
-        seats = self.running.seats()
-        num_computed = self.running.num_computed[seats]
+        indices = self.running.indices()
+        num_computed = self.running.num_computed[indices]
         unseen = (num_computed - window.num_tokens + 1) // self.blocks.block_size
-        for request in self.running.requests(seats[unseen > self.running.num_released[seats]]):
-            self.blocks.release_behind_window(request)
+        for request in self.running.requests(indices[unseen > self.running.num_released[indices]]):
+            self.blocks.release_out_of_window(request)
             self.running.take_release(request)
 
-    def _make_room_for(self, draft: Draft, seats: IntArray, lengths: IntArray) -> None:
+    def _grow_tables(self, builder: PlanBuilder, indices: IntArray, lengths: IntArray) -> None:
         """Grow the tables of rows that run out of slots in this step."""
-        ends = self.running.num_computed[seats] + lengths
-        short = ends > self.running.num_blocks[seats] * self.blocks.block_size
-        requests = self.running.requests(seats[short])
+        ends = self.running.num_computed[indices] + lengths
+        short = ends > self.running.num_blocks[indices] * self.blocks.block_size
+        requests = self.running.requests(indices[short])
         grown = []
         for request, end in zip(requests, ends[short].tolist(), strict=True):
             held, peak = len(request.block_table), request.account.peak_blocks
-            if request.status is Status.RUNNING and self._make_room(draft, request, end):
-                draft.grown.add(request.request_id)
-                self._unread.growth[request.request_id] = len(request.block_table) - held, peak
+            if request.status is Status.RUNNING and self._grow_or_preempt(builder, request, end):
+                builder.grown.add(request.request_id)
+                self._in_flight.growth[request.request_id] = len(request.block_table) - held, peak
                 grown.append(request)
         self.running.take_tables(grown)
 
-    def _make_room(self, draft: Draft, request: Request, num_tokens: int) -> bool:
+    def _grow_or_preempt(self, builder: PlanBuilder, request: Request, num_tokens: int) -> bool:
         """Grow a running request, preempting others; False where it had to leave itself."""
         while not self.blocks.grow(request, num_tokens):
-            candidates = [r for r in self.running if r.request_id not in draft.grown]
+            candidates = [r for r in self.running if r.request_id not in builder.grown]
             victim = min(candidates, key=_worth)
             if victim is request and len(self.running) == 1:
                 # It fills the pool alone: no preemption could ever help it.
-                self._exits.fill_pool(request)
+                self._finisher.fill_pool(request)
                 return False
-            self._preempt(draft, victim)
+            self._preempt(builder, victim)
             if victim is request:
                 return False
         return True
 
-    def _publish_rows(self, seats: IntArray, lengths: IntArray) -> None:
+    def _publish_rows(self, indices: IntArray, lengths: IntArray) -> None:
         """Enter what rows compute of their prompts in this step in the index."""
-        starts = self.running.num_computed[seats] - lengths
-        prefilling = starts < self.running.num_prompt_tokens[seats]
-        for request in self.running.requests(seats[prefilling]):
+        starts = self.running.num_computed[indices] - lengths
+        prefilling = starts < self.running.num_prompt_tokens[indices]
+        for request in self.running.requests(indices[prefilling]):
             self.blocks.publish(request)
 
-    def _plan(self, draft: Draft) -> StepPlan:
-        seats, lengths = draft.all_seats(), draft.all_lengths()
-        self._count(seats, lengths)
-        sampling = np.flatnonzero(self.running.uncomputed(seats) == 0)
-        self._sampled = seats[sampling]
-        self._unread.sittings.append(self.running.sitting(self._sampled))
-        samples = self.running.samples(sampling, self._sampled, self._stop_rules.banned_now)
-        if (self.running.end_logits[seats] > 0).any():
-            given, logged = self.running.logged(seats, lengths, sampling)
+    def _plan(self, builder: PlanBuilder) -> StepPlan:
+        indices, lengths = builder.all_indices(), builder.all_lengths()
+        self._count(indices, lengths)
+        sampling = np.flatnonzero(self.running.uncomputed(indices) == 0)
+        sampled = indices[sampling]
+        samples = self.running.samples(sampling, sampled, self._stop_rules.banned_now)
+        log_targets: tuple[LogTarget, ...] = ()
+        if (self.running.end_logits[indices] > 0).any():
+            given, logged, log_targets = self.running.logged(indices, lengths, sampling)
             samples = replace(samples, given=given, logged=logged)
         self._num_steps += 1
-        return build_plan(
+        plan = build_plan(
             self.running,
-            seats,
+            indices,
             lengths,
             samples,
             step=self._num_steps - 1,
             block_size=self.blocks.block_size,
-            swap_out=draft.swap_out,
-            swap_in=draft.swap_in,
-            copies=draft.copies,
+            swap_out=builder.swap_out,
+            swap_in=builder.swap_in,
+            copies=builder.copies,
         )
+        in_flight = InFlightStep(plan, self.running.snapshot(sampled), log_targets)
+        self._in_flight.steps.append(in_flight)
+        return plan
 
-    def _count(self, seats: IntArray, lengths: IntArray) -> None:
-        """Tell the tokens of a step apart: again, prompt, own."""
+    def _count(self, indices: IntArray, lengths: IntArray) -> None:
+        """Count a step's tokens as recomputed, prefill or decode tokens."""
         running = self.running
-        ends = running.num_computed[seats]
+        ends = running.num_computed[indices]
         starts = ends - lengths
-        again = np.maximum(0, np.minimum(running.max_computed[seats], ends) - starts)
-        prefill = np.minimum(running.num_prompt_tokens[seats], ends) - starts - again
+        again = np.maximum(0, np.minimum(running.max_computed[indices], ends) - starts)
+        prefill = np.minimum(running.num_prompt_tokens[indices], ends) - starts - again
         prefill = np.maximum(0, prefill)
         recomputed = int(again.sum())
         self.counters.recomputed_tokens += recomputed
         self.counters.prefill_tokens += int(prefill.sum())
         self.counters.decode_tokens += int((lengths - again - prefill).sum())
         if recomputed:
-            requests = self.running.requests(seats)
+            requests = self.running.requests(indices)
             for request, count in zip(requests, again.tolist(), strict=True):
                 request.account.recomputed_tokens += count
 
     # -- preemption -------------------------------------------------------------------
 
-    def _preempt(self, draft: Draft, victim: Request) -> None:
-        draft.preempted = True
+    def _preempt(self, builder: PlanBuilder, victim: Request) -> None:
+        builder.preempted = True
         self.counters.preemptions += 1
         victim.account.num_preemptions += 1
         self.running.leave(victim)
@@ -344,9 +328,9 @@ class Scheduler:
         self.blocks.publish_all(victim)
         if self.blocks.most_blocks_for(len(victim.token_ids)) > self.blocks.pool.num_blocks:
             # Even alone it could not hold its next token.
-            self._exits.fill_pool(victim)
+            self._finisher.fill_pool(victim)
             return
-        if self._swapper.take_out(victim, draft.swap_out):
+        if self._swapper.take_out(victim, builder.swap_out):
             victim.status = Status.SWAPPED
             insort(self.swapped, victim, key=by_arrival)
         else:

@@ -98,12 +98,10 @@ class ScoredSample:
     Attributes:
         index: which sample of the batch.
         token_ids: [K] the tokens.
-        scores: [K] their log-probabilities, which the runtime writes here.
     """
 
     index: int
     token_ids: IntArray
-    scores: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +124,15 @@ class LogprobRows:
         """Give some of the tokens; writing there is writing here."""
         return LogprobRows(self.token_ids[part], self.logprobs[part], self.ranks[part])
 
+    @classmethod
+    def joined(cls, parts: Sequence[LogprobRows], num_best: int) -> LogprobRows:
+        """Concatenate parts, each of ``num_best`` likeliest tokens at least."""
+        return cls(
+            np.concatenate([part.token_ids[:, : 1 + num_best] for part in parts]),
+            np.concatenate([part.logprobs[:, : 1 + num_best] for part in parts]),
+            np.concatenate([part.ranks for part in parts]),
+        )
+
     def put(self, rows: LogprobRows) -> None:
         """Write as many tokens, of as many likeliest ones at least."""
         columns = self.token_ids.shape[1]
@@ -139,16 +146,23 @@ class LoggedTokens:
     """Tokens of a request of which the log-probabilities are wanted.
 
     Attributes:
+        index: which request's log of the step it belongs to, from 0.
         first: which of the step's given logits is the first that one of them follows.
         token_ids: [N] those that are known and follow N given logits.
-        sample: the sample that is one more of them, behind these; -1 for none.
-        entries: N of them, or one more, which the runtime writes.
+        sample: the sample that is one more of them, after these; -1 for none.
+        num_best: likeliest tokens that an entry lists.
     """
 
+    index: int
     first: int
     token_ids: IntArray
     sample: int
-    entries: LogprobRows
+    num_best: int
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of the step's output: N, or one more."""
+        return len(self.token_ids) + (self.sample >= 0)
 
 
 def _nowhere() -> IntArray:
@@ -254,3 +268,19 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens in the step."""
         return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step came to, in the order of its plan's :class:`SampleBatch`.
+
+    Attributes:
+        token_ids: [S] sampled tokens; ``NO_TOKEN`` where the logits were not numbers,
+            ``NO_LEGAL_TOKEN`` where every token was ruled out.
+        scores: for each of ``samples.scored`` its [K] log-probabilities.
+        logprobs: for each of ``samples.logged`` its entries, of ``num_best`` tokens at least.
+    """
+
+    token_ids: IntArray
+    scores: tuple[FloatArray, ...] = ()
+    logprobs: tuple[LogprobRows, ...] = ()

@@ -9,7 +9,7 @@ import pyarrow as pa
 from batchgen.config import SamplingConfig, ScoreCalibration
 from batchgen.data.output.directory import OutputDir
 from batchgen.data.output.parts import read_part
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
 from batchgen.engine.request import Request
 from batchgen.errors import EngineError, UsageError
 from batchgen.job.inputs import JobInputs
@@ -51,7 +51,7 @@ class Calibration:
         self._prompts = _content_free_prompts(inputs) if self.asks_model else []
         self._content_free: FloatArray | None = None
 
-    def ask(self, engine: Engine) -> None:
+    def ask(self, engine: EngineCore) -> None:
         """Let an engine that has nothing else to do score the prompts without content.
 
         Raises:

@@ -10,16 +10,15 @@ from transformers.utils.logging import disable_progress_bar
 from batchgen.config import Config, CudaGraphs, Overlap
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager, Window
-from batchgen.engine.costs import PreemptionCosts
-from batchgen.engine.eviction import Future
-from batchgen.engine.ledger import DebugLedger
-from batchgen.engine.loop import Engine, Executor
+from batchgen.engine.block_pool import Future
+from batchgen.engine.core import EngineCore, Executor
+from batchgen.engine.invariants import InvariantChecker
+from batchgen.engine.preemption import PreemptionCosts, PreemptionPolicy, SwapSpace
 from batchgen.engine.scheduler import (
     Scheduler,
     SchedulerLimits,
 )
 from batchgen.engine.stopping import StopRules
-from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.errors import UsageError
 from batchgen.job.front import model_source
 from batchgen.job.pool_size import BesidePool, num_swap_blocks, size_pool
@@ -61,9 +60,9 @@ class LoadedEngine:
         dtype: of weights and KV.
     """
 
-    engine: Engine
+    engine: EngineCore
     executor: ModelExecutor
-    debug: DebugLedger | None
+    debug: InvariantChecker | None
     ledger: Ledger
     device: torch.device
     dtype: torch.dtype
@@ -179,13 +178,14 @@ def build_engine(
         config.engine.overlap is Overlap.auto and device.type == "cuda"
     )
     executor: Executor = model_executor
-    debug = DebugLedger(scheduler) if config.engine.debug else None
+    debug = InvariantChecker(scheduler) if config.engine.debug else None
     if debug is not None:
         executor = DebugExecutor(model_executor, debug, say)
     # Debugging looks at the pool between two steps.
-    launcher = model_executor if overlaps and debug is None else None
     return LoadedEngine(
-        engine=Engine(scheduler, executor, launcher=launcher, clock=time.perf_counter),
+        engine=EngineCore(
+            scheduler, executor, overlap=overlaps and debug is None, clock=time.perf_counter
+        ),
         executor=model_executor,
         debug=debug,
         ledger=ledger,

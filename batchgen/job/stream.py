@@ -97,7 +97,7 @@ class RequestStream:
             started: when the run's first step began, on the engine's clock, in seconds.
         """
         receivers = self._receivers.pop(request.request_id)
-        if request.scores is not None:
+        if request.is_scored:
             yield from self._scored_row(request, receivers, started)
             return
         if request.error is not None:

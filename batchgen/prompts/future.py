@@ -35,7 +35,7 @@ class PlannedFuture:
         self._sorted = lru_cache(maxsize=4096)(self._sort)
 
     def next_use(self, example: int, num_tokens: int, after: int) -> int | None:
-        """See :class:`batchgen.engine.eviction.Future`."""
+        """See :class:`batchgen.engine.block_pool.Future`."""
         if example >= len(self._rank):
             # It came after the plan's own requests: nothing is known of its like.
             return None

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from batchgen.engine.step import IntArray, StepPlan
+from batchgen.engine.step import StepPlan
 from batchgen.errors import EngineError
-from batchgen.runtime.executor import ModelExecutor
+from batchgen.runtime.executor import ModelExecutor, PendingStep
 
 
-class Ledger(Protocol):
-    """What the engine's side knows of the pool (``batchgen.engine.ledger``)."""
+class InvariantChecker(Protocol):
+    """Checks of a plan by what the scheduler knows (``batchgen.engine.invariants``)."""
 
     def describe(self, plan: StepPlan) -> str:
         """Write the pool and the tables."""
@@ -27,26 +27,29 @@ class DebugExecutor:
     Slow: all indexed KV is read twice a step.
     """
 
-    def __init__(self, executor: ModelExecutor, ledger: Ledger, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, executor: ModelExecutor, checker: InvariantChecker, say: Callable[[str], None]
+    ) -> None:
         self._executor = executor
-        self._ledger = ledger
+        self._checker = checker
         self._say = say
         self._sums: dict[tuple[int, int], int] = {}
 
-    def execute(self, plan: StepPlan) -> IntArray:
-        """Run a plan; see :class:`batchgen.engine.loop.Executor`.
+    def execute(self, plan: StepPlan) -> PendingStep:
+        """Run a plan to its end; see :class:`batchgen.engine.core.Executor`.
 
         Raises:
             EngineError: the plan would write, or has written, where it may not.
         """
-        self._say(self._ledger.describe(plan))
-        self._ledger.check_plan(plan)
-        protected = self._ledger.protected()
+        self._say(self._checker.describe(plan))
+        self._checker.check_plan(plan)
+        protected = self._checker.protected()
         before = self._checksums(protected)
         for entry, value in before.items():
             if self._sums.get(entry, value) != value:
                 raise EngineError(f"block {entry[0]} changed before step {plan.step}")
-        tokens = self._executor.execute(plan)
+        output = self._executor.execute(plan)
+        output.result()
         self._sums = self._checksums(protected)
         for entry, value in before.items():
             if self._sums[entry] != value:
@@ -54,7 +57,7 @@ class DebugExecutor:
                     f"step {plan.step} changed block {entry[0]}, whose first {entry[1]} tokens "
                     f"are shared or cached"
                 )
-        return tokens
+        return output
 
     def _checksums(self, protected: dict[int, int]) -> dict[tuple[int, int], int]:
         cache = self._executor.cache

@@ -8,19 +8,19 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from batchgen.engine.step import IntArray, StepPlan
+from batchgen.engine.step import StepOutput, StepPlan
 from batchgen.errors import OutOfDeviceMemoryError
 from batchgen.runtime.attention import AttentionBackend, LayerAttention
 from batchgen.runtime.device.api import Device
 from batchgen.runtime.device.cuda import device_of
-from batchgen.runtime.device.download import Arrival, Downloads
+from batchgen.runtime.device.download import Downloads, PendingTokens
 from batchgen.runtime.device.graphs import DecodeGraphs, GraphStep
 from batchgen.runtime.device.sampled import SampledTokens, feed, needs_feeding
 from batchgen.runtime.device.swap import Returning, SwapLink, written_blocks
 from batchgen.runtime.device.upload import Put, Uploads
 from batchgen.runtime.forward import ModelForward
 from batchgen.runtime.kv_cache import KVCache
-from batchgen.runtime.sampler import Choice, choose, prepare
+from batchgen.runtime.sampler import Choice, SamplerOutput, choose, prepare
 
 
 class StepBody(Protocol):
@@ -81,6 +81,25 @@ class PreparedStep:
     returning: list[Returning]
 
 
+@dataclass(frozen=True, slots=True)
+class PendingStep:
+    """The output of an enqueued step; see :class:`batchgen.engine.core.PendingOutput`.
+
+    Attributes:
+        tokens: the sampled tokens, on their way to the host.
+        found: what the sampler found, once the step has run.
+    """
+
+    tokens: PendingTokens
+    found: list[SamplerOutput]
+
+    def result(self) -> StepOutput:
+        """Wait for the tokens."""
+        token_ids = self.tokens.tokens()
+        (found,) = self.found
+        return StepOutput(token_ids, found.scores, found.logprobs)
+
+
 class ModelExecutor:
     """The executor over a stock transformers model and a KV pool on one device.
 
@@ -116,15 +135,8 @@ class ModelExecutor:
         self._downloads = Downloads(self._device)
         self._sampled = SampledTokens(self._device)
 
-    def execute(self, plan: StepPlan) -> IntArray:
-        """Run a plan; see :class:`batchgen.engine.loop.Executor`."""
-        return self.launch(plan).tokens()
-
-    def launch(self, plan: StepPlan) -> Arrival:
+    def execute(self, plan: StepPlan) -> PendingStep:
         """Enqueue all work of a plan; the host waits for nothing but a free buffer.
-
-        Returns:
-            The S sampled tokens, on their way to the host.
 
         Raises:
             OutOfDeviceMemoryError: the forward pass found no memory; the copies are done.
@@ -133,19 +145,21 @@ class ModelExecutor:
         last, sampled = self._sampled.begin(len(plan.samples))
         feeds = needs_feeding(plan)
         self._move_blocks(step)
+        found: list[SamplerOutput] = []
 
         @torch.inference_mode()
         def work() -> None:
             token_ids = step.body.set_up()
             if feeds:
                 feed(token_ids, last)
-            sampled.copy_(choose(self.logits(step), step.choice))
+            found.append(choose(self.logits(step), step.choice))
+            sampled.copy_(found[-1].token_ids)
 
         self._run_or_refuse(work)
         is_graph = isinstance(step.body, GraphStep)
         self.graph_steps += is_graph
         self.eager_steps += not is_graph
-        return self._downloads.send(sampled)
+        return PendingStep(self._downloads.send(sampled), found)
 
     def prepare(self, plan: StepPlan) -> PreparedStep:
         """Send a plan's arrays to the device."""

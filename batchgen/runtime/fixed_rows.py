@@ -50,13 +50,13 @@ def _replace(module: torch.nn.Module, rows_of: Callable[[int], int]) -> None:
     forward: Rows = module.forward
 
     def in_pieces(states: torch.Tensor) -> torch.Tensor:
-        return _in_pieces(forward, states, rows_of(states.shape[-1]))
+        return _in_micro_batches(forward, states, rows_of(states.shape[-1]))
 
     # An attribute of the object hides the method of its class.
     object.__setattr__(module, "forward", in_pieces)
 
 
-def _in_pieces(forward: Rows, states: torch.Tensor, size: int) -> torch.Tensor:
+def _in_micro_batches(forward: Rows, states: torch.Tensor, size: int) -> torch.Tensor:
     """Run [..., K] states through a function of rows, ``size`` rows at a time."""
     rows = states.reshape(-1, states.shape[-1])
     pieces = []

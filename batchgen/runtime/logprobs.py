@@ -39,28 +39,32 @@ class LoggedLogits:
         samples = [entry.sample for entry in logged if entry.sample >= 0]
         return cls(logged, logits[samples] if samples else logits[:0], given)
 
-    def write(self, tokens: torch.Tensor) -> None:
-        """Write the entries, once the [S] tokens are chosen."""
+    def entries(self, tokens: torch.Tensor) -> tuple[LogprobRows, ...]:
+        """Return the entries of each log, once the [S] tokens are chosen.
+
+        All list as many likeliest tokens as the log that wants most of them.
+        """
         if not self.logged:
-            return
-        num_best = max(entry.entries.token_ids.shape[1] - 1 for entry in self.logged)
+            return ()
+        num_best = max(entry.num_best for entry in self.logged)
         samples = [entry.sample for entry in self.logged if entry.sample >= 0]
         # A row without a token has ended: its entry is read by nobody.
         chosen = tokens[samples].clamp_min(0)
         known = np.concatenate([entry.token_ids for entry in self.logged])
         sampled = logprob_rows(self.sampled, chosen, num_best)
         given = logprob_rows(self.given, torch.from_numpy(known), num_best)
-        place = 0
+        found, place = [], 0
         for entry in self.logged:
-            count = len(entry.token_ids)
-            entry.entries[:count].put(given[entry.first : entry.first + count])
+            parts = [given[entry.first : entry.first + len(entry.token_ids)]]
             if entry.sample >= 0:
-                entry.entries[count:].put(sampled[place : place + 1])
+                parts.append(sampled[place : place + 1])
                 place += 1
+            found.append(LogprobRows.joined(parts, num_best))
+        return tuple(found)
 
 
 def logprob_rows(logits: torch.Tensor, tokens: torch.Tensor, num_best: int) -> LogprobRows:
-    """Give the entries of N tokens.
+    """Return the entries of N tokens.
 
     Args:
         logits: [N, V] float32.

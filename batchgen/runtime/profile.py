@@ -107,10 +107,10 @@ def activation_bytes(
     executor = ModelExecutor(loaded.model, cache, attention)
     try:
         # What libraries set up when they are first used stays: it is no part of the peak.
-        executor.execute(plan)
+        executor.execute(plan).result()
         before = card.in_use()
         card.begin_peak()
-        executor.execute(plan)
+        executor.execute(plan).result()
     except OutOfDeviceMemoryError as error:
         raise UsageError(
             f"beside the model's weights there is no memory for a step of {plan.num_tokens:,} "

@@ -18,11 +18,14 @@ import torch
 from batchgen.engine.step import (
     NO_LEGAL_TOKEN,
     NO_TOKEN,
+    FloatArray,
     IntArray,
+    LogprobRows,
     MaskWords,
     SampleBatch,
     ScoredSample,
     SpecialSample,
+    StepOutput,
 )
 from batchgen.runtime.device.upload import Put
 from batchgen.runtime.logprobs import LoggedLogits
@@ -85,7 +88,22 @@ def prepare(samples: SampleBatch, put: Put) -> Choice:
     )
 
 
-def choose(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+@dataclass(frozen=True, slots=True)
+class SamplerOutput:
+    """What the sampler found, the tokens still on the device.
+
+    Attributes:
+        token_ids: [S] int64; ``NO_TOKEN`` where a row's logits hold a NaN,
+            ``NO_LEGAL_TOKEN`` where every token is ruled out.
+        scores, logprobs: see :class:`~batchgen.engine.step.StepOutput`.
+    """
+
+    token_ids: torch.Tensor
+    scores: tuple[FloatArray, ...]
+    logprobs: tuple[LogprobRows, ...]
+
+
+def choose(logits: torch.Tensor, choice: Choice) -> SamplerOutput:
     """Choose one token for each row; the host waits for nothing.
 
     Constraints, penalties, bias, scores and logs are the exception: those need the host.
@@ -94,15 +112,11 @@ def choose(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
         logits: [S + P, V] float32 logits of the samples, then of the given tokens; the former
             are changed in place.
         choice: how; see :func:`prepare`.
-
-    Returns:
-        [S] int64 token ids; ``NO_TOKEN`` where a row's logits hold a NaN,
-        ``NO_LEGAL_TOKEN`` where every token is ruled out.
     """
     samples = choice.samples
     logits, given = logits[: len(samples)], logits[len(samples) :]
     logged = LoggedLogits.take(logits, given, samples.logged)
-    _score(logits, samples.scored)
+    scores = _scores(logits, samples.scored)
     for entry in samples.special:
         if entry.params.logit_bias:
             _bias(logits[entry.index], entry.params)
@@ -121,22 +135,22 @@ def choose(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
         largest = logits.amax(dim=-1)
         tokens.masked_fill_(largest.isnan(), NO_TOKEN)
         tokens.masked_fill_(largest == float("-inf"), NO_LEGAL_TOKEN)
-    logged.write(tokens)
-    return tokens
+    return SamplerOutput(tokens, scores, logged.entries(tokens))
 
 
-def sample(logits: torch.Tensor, samples: SampleBatch) -> IntArray:
+def sample(logits: torch.Tensor, samples: SampleBatch) -> StepOutput:
     """Choose one token for each row of logits that are there already; see :func:`choose`."""
 
     def put(array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(logits.device)
 
-    chosen: IntArray = choose(logits, prepare(samples, put)).cpu().numpy()
-    return chosen
+    found = choose(logits, prepare(samples, put))
+    return StepOutput(found.token_ids.cpu().numpy(), found.scores, found.logprobs)
 
 
-def _score(logits: torch.Tensor, scored: Sequence[ScoredSample]) -> None:
-    """Write the log-probabilities that scored samples ask for, in float64."""
+def _scores(logits: torch.Tensor, scored: Sequence[ScoredSample]) -> tuple[FloatArray, ...]:
+    """Return the log-probabilities that scored samples ask for, in float64."""
+    found: list[FloatArray] = []
     for start in range(0, len(scored), _ROWS):
         entries = scored[start : start + _ROWS]
         rows = logits[[entry.index for entry in entries]].double().log_softmax(dim=-1)
@@ -144,8 +158,8 @@ def _score(logits: torch.Tensor, scored: Sequence[ScoredSample]) -> None:
         places = np.repeat(np.arange(len(entries)), lengths)
         tokens = np.concatenate([entry.token_ids for entry in entries])
         wanted = rows[torch.from_numpy(places), torch.from_numpy(tokens)].cpu().numpy()
-        for entry, scores in zip(entries, np.split(wanted, np.cumsum(lengths)[:-1]), strict=True):
-            entry.scores[:] = scores
+        found.extend(np.split(wanted, np.cumsum(lengths)[:-1]))
+    return tuple(found)
 
 
 def _bias(logits: torch.Tensor, params: SamplingParams) -> None:

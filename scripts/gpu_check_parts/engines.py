@@ -11,15 +11,14 @@ from memory_machines import ModelMachine
 
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager, Window
-from batchgen.engine.costs import PreemptionCosts
+from batchgen.engine.block_pool import Future
+from batchgen.engine.core import EngineCore
 from batchgen.engine.counters import SchedulerCounters
-from batchgen.engine.eviction import Future
-from batchgen.engine.loop import Engine
+from batchgen.engine.preemption import PreemptionCosts, PreemptionPolicy, SwapSpace
 from batchgen.engine.request import Request
 from batchgen.engine.scheduler import Scheduler, SchedulerLimits
 from batchgen.engine.stats import EngineStats
 from batchgen.engine.stopping import StopRules
-from batchgen.engine.swap import PreemptionPolicy, SwapSpace
 from batchgen.prompts.future import PlannedFuture
 from batchgen.prompts.order import neighbour_lcp, prefix_order
 from batchgen.runtime.backends import AttentionName
@@ -71,7 +70,7 @@ class Settings:
 class Built:
     """An engine, and what executes its steps."""
 
-    engine: Engine
+    engine: EngineCore
     executor: ModelExecutor
 
 
@@ -132,8 +131,7 @@ def build_engine(
     executor = machine.executor(scheduler.blocks, settings.swap_blocks)
     scheduler.costs.swap_s_per_block = executor.swap.measure_s_per_block()
     overlaps = is_gpu if settings.overlap is None else settings.overlap
-    launcher = executor if overlaps else None
-    engine = Engine(scheduler, executor, launcher=launcher, clock=time.perf_counter)
+    engine = EngineCore(scheduler, executor, overlap=overlaps, clock=time.perf_counter)
     return Built(engine, executor)
 
 

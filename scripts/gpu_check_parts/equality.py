@@ -15,8 +15,8 @@ import torch
 
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.counters import SchedulerCounters
+from batchgen.engine.preemption import PreemptionPolicy
 from batchgen.engine.request import Request
-from batchgen.engine.swap import PreemptionPolicy
 from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.model import LoadedModel
 from batchgen.sampling import SamplingParams

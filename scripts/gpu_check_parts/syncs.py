@@ -14,7 +14,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
 from gpu_check_parts.context import Context
 from gpu_check_parts.engines import Row, Settings, build_engine, make_requests
 from gpu_check_parts.models import llama_config, random_model
@@ -71,7 +71,7 @@ def _check_graphs(
     context.check(f"steps as graphs, {name}", graph_steps == expected, detail)
 
 
-def _measure(context: Context, name: str, engine: Engine, window: int) -> None:
+def _measure(context: Context, name: str, engine: EngineCore, window: int) -> None:
     context.synchronize()
     started = time.perf_counter()
     for _ in range(window):

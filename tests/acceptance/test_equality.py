@@ -14,9 +14,9 @@ from compare_outputs import Judge, first_difference
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from batchgen.engine.admission import AdmissionPolicy
+from batchgen.engine.preemption import PreemptionPolicy
 from batchgen.engine.request import Request
 from batchgen.engine.step import SampleBatch
-from batchgen.engine.swap import PreemptionPolicy
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine, make_requests, make_scheduler, run_all

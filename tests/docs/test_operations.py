@@ -23,7 +23,7 @@ from torture_job import make_input, make_model
 from batchgen.cli.keys import declared_keys
 from batchgen.data.failpoints import VARIABLE
 from batchgen.data.output.writer import PartLimits, PartWriter
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
 from batchgen.errors import ExitCode
 from batchgen.report.json_log import EVENTS
 from batchgen.report.metrics import MOST_LINES
@@ -69,7 +69,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
     defaults = PartWriter.__init__.__kwdefaults__
     assert f"{defaults['queue_rows']:,} rows in the queue" in bounds
     assert f"a part of {limits.rows:,} rows or {limits.size_bytes >> 20} MiB" in bounds
-    assert f"{Engine.__init__.__kwdefaults__['lookahead']:,} requests" in bounds
+    assert f"{EngineCore.__init__.__kwdefaults__['lookahead']:,} requests" in bounds
     assert f"{MOST_LINES:,} lines" in bounds
     assert f"the last {limits.age_s:.0f} seconds" in PAGE
 

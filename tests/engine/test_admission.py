@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from batchgen.engine.admission import Admission, AdmissionPolicy, OutputLengths
 from batchgen.engine.block_manager import BlockManager
-from batchgen.engine.costs import PreemptionCosts
+from batchgen.engine.preemption import PreemptionCosts, PreemptionPolicy
 from batchgen.engine.request import Request
-from batchgen.engine.swap import PreemptionPolicy
+from batchgen.engine.step import StepOutput
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
 from tests.fake_model import generate
@@ -25,7 +25,8 @@ def _most_rows_at_once(prompts: list[list[int]], num_blocks: int) -> int:
     most = 0
     while (plan := scheduler.schedule()) is not None:
         most = max(most, len(scheduler.running))
-        scheduler.commit(plan, [1] * len(plan.samples))
+        scheduler.advance()
+        scheduler.update(StepOutput(np.array([1] * len(plan.samples))))
     return most
 
 

@@ -9,15 +9,15 @@ import pytest
 
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager
-from batchgen.engine.exits import Exits
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore, FinishedOutput
+from batchgen.engine.preemption import PreemptionPolicy
 from batchgen.engine.request import FinishReason, Request
 from batchgen.engine.step import NO_LEGAL_TOKEN, SampleBatch
-from batchgen.engine.swap import PreemptionPolicy
+from batchgen.engine.stopping import RequestFinisher
 from batchgen.sampling import SamplingParams
 from tests.drive import make_requests, make_scheduler, run_all
 from tests.engine_model import EOS, _says, expected_output, random_prompt
-from tests.fake_model import FakeArrival, FakeExecutor
+from tests.fake_model import FakeExecutor
 from tests.invariants import check_invariants
 from tests.toy_constraint import ToyConstraint
 
@@ -30,7 +30,7 @@ def _run(
     choose: Any = None,
     constraints: Any = (),
     **given: Any,
-) -> tuple[list[Request], Engine, list[Any]]:
+) -> tuple[list[Request], EngineCore, list[Any]]:
     """Run requests to their end; also give all plans, with the tokens that were run."""
     scheduler = make_scheduler(**given)
 
@@ -40,7 +40,7 @@ def _run(
             executor.forget(scheduler.blocks.pool.free_blocks())
 
     executor = FakeExecutor(scheduler.blocks.block_size, before=before, choose=choose)
-    engine = Engine(scheduler, executor, launcher=executor if ahead else None)
+    engine = EngineCore(scheduler, executor, overlap=ahead)
     requests = make_requests(prompts, params)
     for number, constraint in constraints:
         requests[number].constraint = constraint
@@ -138,7 +138,7 @@ def _keep_the_growth(patch: pytest.MonkeyPatch) -> None:
 
 
 def _count_the_token_after_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Exits, "_take_back_growth", lambda self, request: None)
+    patch.setattr(RequestFinisher, "_take_back_growth", lambda self, request: None)
 
 
 def _feed_another_rows_token(patch: pytest.MonkeyPatch) -> None:
@@ -173,14 +173,14 @@ def _digits(tokens: list[int]) -> set[int]:
 def test_rows_whose_next_input_the_host_must_know_are_read_before_the_next_plan() -> None:
     scheduler = make_scheduler(200, 4)
     executor = _Obedient(4)
-    engine = Engine(scheduler, executor, launcher=executor)
+    engine = EngineCore(scheduler, executor, overlap=True)
     requests = make_requests([[1, 2, 3], [1, 2, 4], [5]], SamplingParams(max_tokens=12))
     requests[0].constraint = ToyConstraint(_digits)
     free = make_requests([[1, 2, 4], [5]], SamplingParams(max_tokens=12))
     rows = run_all(engine, requests)
     assert rows[0].output_token_ids[-1] >= 100 and len(rows[0].output_token_ids) == 6
     alone = _Obedient(4)
-    expected = run_all(Engine(make_scheduler(200, 4), alone), free)
+    expected = run_all(EngineCore(make_scheduler(200, 4), alone), free)
     assert [r.output_token_ids for r in rows[1:]] == [r.output_token_ids for r in expected]
     # While the constrained row is there every token is known; afterwards steps overlap.
     unread = [bool((plan.token_ids < 0).any()) for plan in executor.plans]
@@ -206,19 +206,18 @@ def test_tokens_are_read_while_the_next_step_is_under_way() -> None:
     log: list[tuple[str, int]] = []
 
     class Logging(FakeExecutor):
-        def launch(self, plan: Any) -> Any:
+        def execute(self, plan: Any) -> Any:
             log.append(("launch", plan.step))
-            found = super().launch(plan).tokens()
 
-            class Logged(FakeArrival):
-                def tokens(self) -> Any:
+            class Logged(FinishedOutput):
+                def result(self) -> Any:
                     log.append(("read", plan.step))
-                    return self.found
+                    return self.output
 
-            return Logged(found)
+            return Logged(super().execute(plan).output)
 
     executor = Logging(4)
-    engine = Engine(make_scheduler(50, 4), executor, launcher=executor)
+    engine = EngineCore(make_scheduler(50, 4), executor, overlap=True)
     run_all(engine, make_requests([[1, 2], [3]], SamplingParams(max_tokens=5)))
     expected = [("launch", 0)]
     for step in range(4):

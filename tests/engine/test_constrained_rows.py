@@ -3,14 +3,15 @@
 import zlib
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine.admission import AdmissionPolicy
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
+from batchgen.engine.preemption import PreemptionPolicy
 from batchgen.engine.request import FinishReason, Request
-from batchgen.engine.step import NO_LEGAL_TOKEN
-from batchgen.engine.swap import PreemptionPolicy
+from batchgen.engine.step import NO_LEGAL_TOKEN, StepOutput
 from batchgen.errors import RowErrorType
 from batchgen.sampling import SamplingParams
 from tests.drive import make_requests, make_scheduler, run_all
@@ -59,7 +60,7 @@ def reference(prompt: list[int], max_tokens: int) -> tuple[list[int], FinishReas
     return output, FinishReason.LENGTH
 
 
-def _run(prompts: Any, params: Any, *, forces: bool = True, **given: Any) -> tuple[Any, Engine]:
+def _run(prompts: Any, params: Any, *, forces: bool = True, **given: Any) -> tuple[Any, EngineCore]:
     scheduler = make_scheduler(**given)
 
     def before(plan: Any) -> None:
@@ -68,7 +69,7 @@ def _run(prompts: Any, params: Any, *, forces: bool = True, **given: Any) -> tup
             executor.forget(scheduler.blocks.pool.free_blocks())
 
     executor = _Obedient(scheduler.blocks.block_size, before=before)
-    engine = Engine(scheduler, executor)
+    engine = EngineCore(scheduler, executor)
     requests = make_requests(prompts, params)
     for request in requests:
         request.constraint = ToyConstraint(rule, forces=forces)
@@ -120,7 +121,7 @@ def test_forced_tokens_take_no_step_of_their_own() -> None:
 
 def _one(tokens_of: Any, **params: Any) -> Request:
     scheduler = make_scheduler(32, 4, eos=(EOS,))
-    engine = Engine(scheduler, _Obedient(4))
+    engine = EngineCore(scheduler, _Obedient(4))
     requests = make_requests([[1] * 10, [2, 3]], SamplingParams(**params))
     requests[0].constraint = ToyConstraint(tokens_of)
     finished = run_all(engine, requests)
@@ -179,6 +180,7 @@ def test_the_constraints_own_reason_is_told() -> None:
     scheduler.add(request)
     plan = scheduler.schedule()
     assert plan is not None
-    scheduler.commit(plan, [NO_LEGAL_TOKEN])
+    scheduler.advance()
+    scheduler.update(StepOutput(np.array([NO_LEGAL_TOKEN])))
     assert request.error is not None
     assert "too complex" in request.error.message

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from batchgen.engine.step import StepOutput
 from batchgen.prompts.future import PlannedFuture
 from batchgen.sampling import SamplingParams
 from tests.drive import make_requests, make_scheduler
@@ -86,6 +87,7 @@ def test_prefix_order_computes_at_most_two_percent_above_the_floor(name, size, p
     while scheduler.num_unfinished:
         plan = scheduler.schedule()
         assert plan is not None
-        scheduler.commit(plan, [1] * len(plan.samples))
+        scheduler.advance()
+        scheduler.update(StepOutput(np.array([1] * len(plan.samples))))
     assert floor <= scheduler.counters.prefill_tokens <= 1.02 * floor
     assert scheduler.counters.preemptions == 0

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchgen.engine.ledger import DebugLedger
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
+from batchgen.engine.invariants import InvariantChecker
 from batchgen.errors import EngineError
 from batchgen.runtime.debug import DebugExecutor
 from batchgen.runtime.executor import ModelExecutor
@@ -42,8 +42,8 @@ def parts(tmp_path_factory: pytest.TempPathFactory):
         )
         lines: list[str] = []
         executor = executor_class(loaded.model, cache, make_attention(loaded))
-        debug = DebugExecutor(executor, DebugLedger(scheduler), lines.append)
-        return Engine(scheduler, debug), lines
+        debug = DebugExecutor(executor, InvariantChecker(scheduler), lines.append)
+        return EngineCore(scheduler, debug), lines
 
     return make
 
@@ -72,7 +72,7 @@ def test_a_store_into_shared_blocks_is_caught_by_the_checksum(parts) -> None:
 
 def test_a_plan_that_writes_into_a_shared_block_is_refused() -> None:
     scheduler = make_scheduler(20, 4)
-    ledger = DebugLedger(scheduler)
+    ledger = InvariantChecker(scheduler)
     engine, executor = make_engine_over_fake(scheduler)
     run_all(engine, make_requests(_PROMPTS[:1], SamplingParams(max_tokens=3)))
     plan = executor.plans[-1]
@@ -83,9 +83,9 @@ def test_a_plan_that_writes_into_a_shared_block_is_refused() -> None:
 
 def test_a_leak_names_the_request_and_the_step() -> None:
     scheduler = make_scheduler(20, 4)
-    ledger = DebugLedger(scheduler)
+    ledger = InvariantChecker(scheduler)
     executor = FakeExecutor(4)
-    engine = Engine(scheduler, executor)
+    engine = EngineCore(scheduler, executor)
     for request in make_requests(_PROMPTS[:2], SamplingParams(max_tokens=3)):
         scheduler.add(request)
     engine.step()

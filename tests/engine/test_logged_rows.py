@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine.admission import AdmissionPolicy
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
+from batchgen.engine.preemption import PreemptionPolicy
 from batchgen.engine.request import Request
-from batchgen.engine.step import IntArray
-from batchgen.engine.swap import PreemptionPolicy
+from batchgen.engine.step import IntArray, LogprobRows
 from batchgen.sampling import SamplingParams
 from tests.drive import make_requests, make_scheduler, run_all
 from tests.fake_model import FakeExecutor, generate
@@ -25,30 +25,36 @@ def _mark(history: Any) -> int:
 
 
 class _Logging(FakeExecutor):
-    """Writes into an entry what stood before its token, and counts how often it was written."""
+    """Marks each entry by the tokens before it, and counts the entries that it makes."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.most_given = 0
+        self.num_entries = 0
 
-    def execute(self, plan: Any) -> IntArray:
-        tokens = super().execute(plan)
+    def _logprobs(self, plan: Any, sampled: IntArray) -> tuple[LogprobRows, ...]:
         self.most_given = max(self.most_given, len(plan.samples.given))
         assert len(plan.samples.given) == sum(len(e.token_ids) for e in plan.samples.logged)
+        found = []
         for entry in plan.samples.logged:
             places = plan.samples.given[entry.first : entry.first + len(entry.token_ids)].tolist()
             known = entry.token_ids.tolist()
             if entry.sample >= 0:
                 places.append(int(plan.query_starts[plan.samples.rows[entry.sample] + 1]) - 1)
-                known.append(int(tokens[entry.sample]))
-            assert len(places) == len(entry.entries.ranks)
-            for at, (place, token) in enumerate(zip(places, known, strict=True)):
-                history = self.slots[plan.slots[place]]
-                assert len(history) == plan.positions[place] + 1
-                entry.entries.token_ids[at] = token
-                entry.entries.logprobs[at] = _mark(history)
-                entry.entries.ranks[at] += 1
-        return tokens
+                known.append(int(sampled[entry.sample]))
+            assert len(places) == entry.num_entries
+            histories = [self.slots[plan.slots[place]] for place in places]
+            assert [len(each) for each in histories] == (plan.positions[places] + 1).tolist()
+            self.num_entries += len(places)
+            width = (1, 1 + entry.num_best)
+            found.append(
+                LogprobRows(
+                    np.tile(np.array(known, dtype=np.int32)[:, None], width),
+                    np.tile(np.array([_mark(h) for h in histories], np.float32)[:, None], width),
+                    np.ones(len(places), dtype=np.int32),
+                )
+            )
+        return tuple(found)
 
     def _sample(self, history: Any, samples: Any, index: int) -> int | None:
         special = next((each for each in samples.special if each.index == index), None)
@@ -59,7 +65,7 @@ class _Logging(FakeExecutor):
         return max(special.constraint.allowed())
 
 
-def _engine(**given: Any) -> tuple[Engine, _Logging]:
+def _engine(**given: Any) -> tuple[EngineCore, _Logging]:
     scheduler = make_scheduler(**given)
 
     def before(plan: Any) -> None:
@@ -68,14 +74,15 @@ def _engine(**given: Any) -> tuple[Engine, _Logging]:
             executor.forget(scheduler.blocks.pool.free_blocks())
 
     executor = _Logging(scheduler.blocks.block_size, before=before)
-    return Engine(scheduler, executor), executor
+    return EngineCore(scheduler, executor), executor
 
 
-def _check(request: Request) -> None:
+def _check(request: Request) -> int:
+    """Check a request's log and return its number of entries."""
     log, params, tokens = request.logprobs, request.params, request.token_ids
     if params.logprobs is None and params.prompt_logprobs is None:
         assert log is None
-        return
+        return 0
     assert log is not None
     first = 1 if params.prompt_logprobs is not None else request.num_prompt_tokens
     end = request.num_prompt_tokens if params.logprobs is None else len(tokens)
@@ -83,6 +90,7 @@ def _check(request: Request) -> None:
     assert (log.first, rows.ranks.tolist()) == (first, [1] * (end - first))
     assert rows.token_ids[:, 0].tolist() == tokens[first:end].tolist()
     assert rows.logprobs[:, 0].tolist() == [_mark(tokens[:i]) for i in range(first, end)]
+    return end - first
 
 
 _COUNTS = st.none() | st.integers(0, 3)
@@ -105,7 +113,7 @@ _COUNTS = st.none() | st.integers(0, 3)
 def test_d10_every_entry_is_made_once_and_behind_what_really_stood_before_it(
     rows, block_size, num_blocks, budget, swap_blocks, preemption, prefix_caching
 ):
-    engine, _ = _engine(
+    engine, executor = _engine(
         num_blocks=num_blocks, block_size=block_size, budget=budget, swap_blocks=swap_blocks,
         admission=AdmissionPolicy.PROMPT, preemption=preemption, prefix_caching=prefix_caching,
     )  # fmt: skip
@@ -115,12 +123,14 @@ def test_d10_every_entry_is_made_once_and_behind_what_really_stood_before_it(
         SamplingParams(max_tokens=most, logprobs=out, prompt_logprobs=prompt)
         for _, _, most, out, prompt in rows
     ]
+    num_entries = 0
     for request, prompt in zip(
         run_all(engine, make_requests(prompts, params)), prompts, strict=True
     ):
         expected = generate(prompt, request.params.max_tokens)
         assert request.output_token_ids == expected[: len(request.output_token_ids)]
-        _check(request)
+        num_entries += _check(request)
+    assert executor.num_entries == num_entries
 
 
 def test_d09_a_row_that_logs_its_prompt_takes_nothing_from_the_cache_and_gives_to_others():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from batchgen.engine.admission import AdmissionPolicy
-from batchgen.engine.eviction import Future
+from batchgen.engine.block_pool import Future
 from batchgen.prompts.future import PlannedFuture
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.loop import Engine
-from batchgen.engine.pieces import cut
-from batchgen.engine.step import LoggedTokens, LogprobRows, StepPlan
+from batchgen.engine.core import EngineCore
+from batchgen.engine.micro_batches import join_outputs, split_plan
+from batchgen.engine.step import LoggedTokens, LogprobRows, StepOutput, StepPlan
 from batchgen.errors import EngineError
 from batchgen.sampling import SamplingParams
 from tests.drive import make_requests, make_scheduler, run_all
@@ -75,7 +75,7 @@ def _samples_of(plan: StepPlan) -> list[tuple[Any, ...]]:
 def test_pieces_have_every_token_and_sample_of_the_plan_once_and_in_order(
     plan: StepPlan, size: int
 ) -> None:
-    pieces = cut(plan, size)
+    pieces = split_plan(plan, size)
     assert [t for piece in pieces for t in _tokens_of(piece)] == _tokens_of(plan)
     assert [s for piece in pieces for s in _samples_of(piece)] == _samples_of(plan)
     for piece in pieces:
@@ -97,7 +97,7 @@ def test_rows_are_the_same_whenever_memory_runs_out(
         scheduler = make_scheduler(rng.randint(8, 30), 4, budget=24, swap_blocks=8)
         limit = rng.randint(2, 24)
         executor = FakeExecutor(4, is_short=lambda plan, limit=limit: plan.num_tokens > limit)
-        engine = Engine(scheduler, executor, launcher=executor if ahead else None)
+        engine = EngineCore(scheduler, executor, overlap=ahead)
         prompts = [random_prompt(rng) for _ in range(8)]
         rows = run_all(engine, make_requests(prompts, SamplingParams(max_tokens=9)))
         for row, prompt in zip(rows, prompts, strict=True):
@@ -112,7 +112,7 @@ def test_rows_are_the_same_whenever_memory_runs_out(
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_device_that_holds_no_token_ends_the_engine(ahead: bool) -> None:
     executor = FakeExecutor(4, is_short=lambda plan: True)
-    engine = Engine(make_scheduler(20, 4), executor, launcher=executor if ahead else None)
+    engine = EngineCore(make_scheduler(20, 4), executor, overlap=ahead)
     with pytest.raises(EngineError, match=r"no memory for \d+ passes in a row, the last of 1 tok"):
         run_all(engine, make_requests([[1, 2, 3]], SamplingParams(max_tokens=3)))
 
@@ -121,7 +121,7 @@ def test_steps_may_grow_again_after_many_without_trouble() -> None:
     scheduler = make_scheduler(20, 4, budget=64)
     trouble = iter([True])
     executor = FakeExecutor(4, is_short=lambda plan: next(trouble, False))
-    engine = Engine(scheduler, executor)
+    engine = EngineCore(scheduler, executor)
     requests = make_requests([[1, 2, 3, 4]] * 250, SamplingParams(max_tokens=20))
     for request in requests:
         scheduler.add(request)
@@ -135,13 +135,11 @@ def test_steps_may_grow_again_after_many_without_trouble() -> None:
 @pytest.mark.parametrize("size", range(1, 9))
 def test_every_logged_token_finds_its_logits_in_one_of_the_pieces(size: int) -> None:
     # A row of two tokens that logs nothing, then one of six: five known ones, and the sampled.
-    ranks = np.zeros(6, dtype=np.int32)
-    entries = LogprobRows(np.zeros((6, 1), np.int32), np.zeros((6, 1), np.float32), ranks)
     known = np.array([11, 12, 13, 14, 15])
     samples = sample_batch(
         [OneSample(SamplingParams()), OneSample(SamplingParams())],
         given=np.arange(2, 7),
-        logged=(LoggedTokens(0, known, 1, entries),),
+        logged=(LoggedTokens(0, 0, known, 1, num_best=0),),
     )
     plan = StepPlan(
         step=0,
@@ -156,16 +154,28 @@ def test_every_logged_token_finds_its_logits_in_one_of_the_pieces(size: int) -> 
         swap_in=_NONE,
         copies=_NONE,
     )
-    for number, piece in enumerate(cut(plan, size)):
-        for entry in piece.samples.logged:
-            count = len(entry.token_ids)
-            for i in range(count):
-                place = int(piece.samples.given[entry.first + i]) + number * size
-                # The token that follows there is the one that the entry is of.
-                assert entry.token_ids[i] == known[place - 2]
-                entry.entries.ranks[i] = place
+    parts = split_plan(plan, size)
+    outputs = []
+    for number, part in enumerate(parts):
+        logprobs = []
+        for entry in part.samples.logged:
+            places = part.samples.given[entry.first :][: len(entry.token_ids)] + number * size
+            # The token that follows there is the one that the entry is of.
+            assert entry.token_ids.tolist() == known[places - 2].tolist()
+            ranks = places.tolist()
             if entry.sample >= 0:
-                assert piece.samples.rows[entry.sample] == piece.num_rows - 1
-                entry.entries.ranks[count] = 99
-            assert len(entry.entries.ranks) == count + (entry.sample >= 0)
-    assert ranks.tolist() == [2, 3, 4, 5, 6, 99]
+                assert part.samples.rows[entry.sample] == part.num_rows - 1
+                ranks.append(99)
+            assert len(ranks) == entry.num_entries
+            logprobs.append(_ranked(ranks))
+        outputs.append(StepOutput(10 * number + part.samples.rows, logprobs=tuple(logprobs)))
+    output = join_outputs(plan, parts, outputs)
+    assert output.logprobs[0].ranks.tolist() == [2, 3, 4, 5, 6, 99]
+    assert output.token_ids.tolist() == np.concatenate([o.token_ids for o in outputs]).tolist()
+
+
+def _ranked(ranks: list[int]) -> LogprobRows:
+    shape = (len(ranks), 1)
+    return LogprobRows(
+        np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.array(ranks, np.int32)
+    )

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
 from batchgen.engine.repetition import RepetitionWatch
 from batchgen.engine.request import FinishReason
 from batchgen.sampling import SamplingParams
@@ -46,7 +46,7 @@ class _Loops(FakeExecutor):
 
 def _run(swap_blocks: int = 0, num_blocks: int = 64, prompts: int = 1, **params):
     scheduler = make_scheduler(num_blocks, 4, swap_blocks=swap_blocks)
-    engine = Engine(scheduler, _Loops(4))
+    engine = EngineCore(scheduler, _Loops(4))
     given_ = SamplingParams(max_tokens=40, **params)
     requests = run_all(engine, make_requests([[i + 1] * 9 for i in range(prompts)], given_))
     return requests, scheduler

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine.admission import AdmissionPolicy
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
+from batchgen.engine.preemption import PreemptionPolicy
 from batchgen.engine.request import FinishReason, Request
 from batchgen.engine.scheduler import Scheduler
-from batchgen.engine.swap import PreemptionPolicy
 from batchgen.errors import RowErrorType
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
@@ -19,7 +19,7 @@ from tests.fake_model import FakeExecutor, generate
 
 
 def _run(
-    engine: Engine | Scheduler, prompts: Sequence[Sequence[int]], max_tokens: int = 5
+    engine: EngineCore | Scheduler, prompts: Sequence[Sequence[int]], max_tokens: int = 5
 ) -> tuple[list[Request], FakeExecutor]:
     if isinstance(engine, Scheduler):
         engine, _ = make_engine_over_fake(engine)
@@ -256,7 +256,7 @@ def test_worst_case_admission_never_preempts_and_prompt_admission_runs_more_rows
 def test_rows_are_pulled_from_the_source_only_as_they_are_needed() -> None:
     scheduler = make_scheduler(8, 4, max_num_seqs=2)
     executor = FakeExecutor(4)
-    engine = Engine(scheduler, executor, lookahead=3)
+    engine = EngineCore(scheduler, executor, lookahead=3)
     pulled: deque[int] = deque()
 
     def source():

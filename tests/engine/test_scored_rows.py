@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
 from batchgen.engine.request import FinishReason, Request
 from batchgen.errors import RowErrorType
 from batchgen.sampling import SamplingParams
@@ -24,11 +24,8 @@ def score(history: Any) -> list[float]:
 class _Scoring(FakeExecutor):
     """The fake model, whose scores are hashes of the whole prefix."""
 
-    def _sample(self, history: tuple[int, ...], samples: Any, index: int) -> int | None:
-        for entry in samples.scored:
-            if entry.index == index:
-                entry.scores[:] = score(history)
-        return super()._sample(history, samples, index)
+    def _score(self, history: tuple[int, ...]) -> Any:
+        return np.array(score(history))
 
 
 def _requests(prompts: list[list[int]]) -> list[Request]:
@@ -64,7 +61,7 @@ def test_scores_are_those_of_the_whole_prompt_beside_rows_that_generate(
     for number, request in enumerate(others):
         request.request_id = 100 + number
     mixed = [each for pair in zip(others, scored[:4], strict=True) for each in pair] + scored[4:]
-    run_all(Engine(scheduler, executor), mixed)
+    run_all(EngineCore(scheduler, executor), mixed)
     for request, prompt in zip(scored, prompts, strict=True):
         assert request.scores is not None
         assert request.scores.tolist() == score(prompt)
@@ -78,7 +75,7 @@ def test_scores_are_those_of_the_whole_prompt_beside_rows_that_generate(
 
 def test_nodes_behind_one_prompt_compute_it_once_and_take_at_most_one_step_more() -> None:
     scheduler = make_scheduler(64, 4)
-    engine = Engine(scheduler, _Scoring(4))
+    engine = EngineCore(scheduler, _Scoring(4))
     prompt = list(range(100, 130))
     run_all(engine, _requests([prompt, [*prompt, 7], [*prompt, 7, 8], [*prompt, 9]]))
     assert engine.stats.steps <= 2
@@ -88,7 +85,7 @@ def test_nodes_behind_one_prompt_compute_it_once_and_take_at_most_one_step_more(
 
 def test_a_prompt_that_a_choice_makes_too_long_fails_alone() -> None:
     requests = _requests([[1, 2], [1] * 501])
-    run_all(Engine(make_scheduler(64, 16), _Scoring(16)), requests)
+    run_all(EngineCore(make_scheduler(64, 16), _Scoring(16)), requests)
     assert requests[0].error is None
     assert requests[1].error is not None
     assert requests[1].error.type is RowErrorType.PROMPT_TOO_LONG

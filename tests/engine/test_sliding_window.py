@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchgen.engine.swap import PreemptionPolicy
+from batchgen.engine.preemption import PreemptionPolicy
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
 from tests.fake_model import generate

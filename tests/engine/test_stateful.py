@@ -24,10 +24,10 @@ from hypothesis.stateful import (
 from batchgen.engine import scheduler as scheduler_module
 from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_manager import BlockManager
-from batchgen.engine.blocks import BlockPool
+from batchgen.engine.block_pool import BlockPool
+from batchgen.engine.preemption import PreemptionPolicy, Swapper, SwapSpace
 from batchgen.engine.prefix_index import PrefixIndex
 from batchgen.engine.request import Request
-from batchgen.engine.swap import PreemptionPolicy, Swapper, SwapSpace
 from batchgen.errors import EngineError, RowError, RowErrorType
 from batchgen.sampling import SamplingParams
 from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
@@ -53,7 +53,7 @@ _MUST_SEE = {
     "ended length": 500,
     "ended stop": 200,
     "ended error": 50,
-    "rows that run an unread token": 1_000,
+    "rows that run a placeholder": 1_000,
     "passes out of memory": 10,
 }
 
@@ -189,9 +189,11 @@ def _reuse_a_block_under_its_old_key(patch: pytest.MonkeyPatch) -> None:
 
 
 def _count_hits_that_are_not_pinned(patch: pytest.MonkeyPatch) -> None:
-    sound = BlockManager.claim
+    sound = BlockManager.plan_allocation
     patch.setattr(
-        BlockManager, "claim", lambda self, request: replace(sound(self, request), pinned_blocks=0)
+        BlockManager,
+        "plan_allocation",
+        lambda self, request: replace(sound(self, request), pinned_blocks=0),
     )
 
 
@@ -217,10 +219,10 @@ def _allocate_before_the_hits_are_pinned(patch: pytest.MonkeyPatch) -> None:
 def _steal_a_hit_between_claim_and_take(patch: pytest.MonkeyPatch) -> None:
     sound = BlockManager.take
 
-    def take(self: BlockManager, request: Any, claim: Any) -> Any:
-        stolen = self.pool.allocate(self.pool.num_available - claim.new_blocks)
+    def take(self: BlockManager, request: Any, allocation: Any) -> Any:
+        stolen = self.pool.allocate(self.pool.num_available - allocation.new_blocks)
         self.pool.release(stolen or [])
-        return sound(self, request, claim)
+        return sound(self, request, allocation)
 
     patch.setattr(BlockManager, "take", take)
 
@@ -237,8 +239,8 @@ def _store_one_slot_too_far(patch: pytest.MonkeyPatch) -> None:
 
 
 def _copy_from_a_block_that_is_not_held(patch: pytest.MonkeyPatch) -> None:
-    def source_of(self: BlockManager, claim: Any) -> int | None:
-        return claim.match.partial.block if claim.match.partial else None
+    def source_of(self: BlockManager, allocation: Any) -> int | None:
+        return allocation.match.partial.block if allocation.match.partial else None
 
     patch.setattr(BlockManager, "_pin_copy_source", source_of)
 
@@ -325,14 +327,14 @@ def _match_a_wrong_neighbour(patch: pytest.MonkeyPatch) -> None:
 
 
 def _release_what_the_window_still_sees(patch: pytest.MonkeyPatch) -> None:
-    sound = BlockManager.release_behind_window
+    sound = BlockManager.release_out_of_window
 
     def release(self: BlockManager, request: Any) -> None:
         request.num_computed += self.block_size
         sound(self, request)
         request.num_computed -= self.block_size
 
-    patch.setattr(BlockManager, "release_behind_window", release)
+    patch.setattr(BlockManager, "release_out_of_window", release)
 
 
 _FAULTS: tuple[Plant, ...] = (

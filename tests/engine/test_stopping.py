@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
 from batchgen.engine.request import FinishReason, Request
 from batchgen.sampling import SamplingParams
 from tests.drive import make_requests, make_scheduler, run_all
@@ -26,7 +26,7 @@ class _Obedient(FakeExecutor):
 
 def _run(wanted: list[int], params: SamplingParams, max_model_len: int = 1000) -> Request:
     scheduler = make_scheduler(32, 4, eos=(EOS, END))
-    engine = Engine(scheduler, _Obedient(wanted))
+    engine = EngineCore(scheduler, _Obedient(wanted))
     requests = make_requests([[1] * 10], params, max_model_len)
     return run_all(engine, requests)[0]
 

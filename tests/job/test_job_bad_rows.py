@@ -141,10 +141,10 @@ def test_a_row_of_which_one_sample_fails_has_one_error_row(
     real = ModelExecutor.execute
 
     def execute(self: ModelExecutor, plan: Any) -> Any:
-        tokens = real(self, plan)
+        output = real(self, plan)
         if plan.step == 3:
-            tokens[1] = NO_TOKEN
-        return tokens
+            output.result().token_ids[1] = NO_TOKEN
+        return output
 
     job.write([{"id": n, "prompt": prompt} for n, prompt in enumerate(["one", "two"])])
     with monkeypatch.context() as patch:

@@ -1,6 +1,7 @@
 """`errors.max_rate` ends a hopeless run early, and only such a one; what is done is kept."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchgen.engine.core import FinishedOutput
 from batchgen.engine.step import NO_TOKEN
 from batchgen.job.stops.breaker import MIN_FAILED, Breaker
 from batchgen.runtime.executor import ModelExecutor
@@ -23,10 +25,10 @@ def break_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         real = ModelExecutor.execute
 
         def execute(self: ModelExecutor, plan: Any) -> Any:
-            tokens = np.array(real(self, plan))
+            output = real(self, plan).result()
             bad = plan.samples.noise_keys % np.uint64(1000) < 1000 * share
-            tokens[bad] = NO_TOKEN
-            return tokens
+            tokens = np.where(bad, NO_TOKEN, output.token_ids)
+            return FinishedOutput(replace(output, token_ids=tokens))
 
         monkeypatch.setattr(ModelExecutor, "execute", execute)
 

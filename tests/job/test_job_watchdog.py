@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
 from batchgen.errors import EngineError
 from batchgen.job import generate as generate_module
 from batchgen.job.stops.watchdog import Watchdog
@@ -70,14 +70,14 @@ def test_a_step_that_hangs_ends_the_run_with_4_and_the_same_command_goes_on(
 def test_steps_that_compute_nothing_for_ever_end_the_run_too(
     small: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(self: Engine, requests: Any) -> Any:
+    def run(self: EngineCore, requests: Any) -> Any:
         self.scheduler.add(next(iter(requests)))
         while True:
             time.sleep(0.01)
             yield []
 
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "run", run)
+        patch.setattr(EngineCore, "run", run)
         assert small("engine.stall_s=0.3") == 4
     assert "0 running, 0 swapped, 1 waiting" in capsys.readouterr().err
     assert small() == 0

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
 from batchgen.engine.step import StepPlan
 from batchgen.runtime import model as model_module
 from batchgen.runtime.device.graphs import DecodeGraphs, GraphStep
@@ -99,9 +99,7 @@ class _Run:
         self.scheduler = make_scheduler(
             num_blocks, BLOCK_SIZE, budget=24, swap_blocks=8, max_num_seqs=MOST_ROWS, eos=(2, 30)
         )
-        self.engine = Engine(
-            self.scheduler, self.executor, launcher=self.executor if ahead else None
-        )
+        self.engine = EngineCore(self.scheduler, self.executor, overlap=ahead)
 
     def outputs(self, params: list[SamplingParams] | None = None) -> list[list[int]]:
         """Rows of different lengths, more than fit at once: they leave and others come."""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
 from batchgen.runtime.backends import AttentionName
 from batchgen.runtime.device.download import Downloads
 from batchgen.runtime.device.host import HostDevice
@@ -145,7 +145,7 @@ def test_a_step_reads_what_the_one_before_sampled() -> None:
 
 def _engine(
     loaded: LoadedModel, device: Any, *, ahead: bool = False, num_blocks: int = 60
-) -> Engine:
+) -> EngineCore:
     scheduler = make_scheduler(num_blocks, 4, budget=24, swap_blocks=8, eos=(2, 9, 30, 77))
     cache = KVCache(
         loaded.layers,
@@ -157,7 +157,7 @@ def _engine(
     )
     attention = make_attention(loaded, AttentionName.TORCH)
     executor = ModelExecutor(loaded.model, cache, attention, device)
-    return Engine(scheduler, executor, launcher=executor if ahead else None)
+    return EngineCore(scheduler, executor, overlap=ahead)
 
 
 def _params() -> list[SamplingParams]:
@@ -174,7 +174,7 @@ def _prompts() -> list[list[int]]:
     return [[*range(3, 13), 20 + i, 30 + i] for i in range(5)]
 
 
-def _outputs(engine: Engine) -> list[list[int]]:
+def _outputs(engine: EngineCore) -> list[list[int]]:
     # The row with penalties first: until it has ended, steps do not overlap.
     params = _params()[::-1] + _params()[:4] * 2
     prompts = [[*range(3, 13), 20 + i, 30 + i % 5] for i in range(len(params))]
@@ -261,7 +261,7 @@ class _NoReading(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _decoding(engine: Engine, params: list[SamplingParams]) -> Iterator[None]:
+def _decoding(engine: EngineCore, params: list[SamplingParams]) -> Iterator[None]:
     """Bring rows to where all of them decode, then go on step by step."""
     for request in make_requests(_prompts()[: len(params)], params):
         engine.scheduler.add(request)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.step import LoggedTokens, LogprobRows
+from batchgen.engine.step import LoggedTokens
 from batchgen.runtime.logprobs import logprob_rows
 from batchgen.runtime.sampler import sample
 from batchgen.sampling import SamplingParams
@@ -42,14 +42,6 @@ def test_entries_are_those_of_a_sorted_vocabulary_ties_by_id(logits, k, data):
         assert rows.ranks[at] == rank
 
 
-def _entries(count: int, k: int) -> LogprobRows:
-    return LogprobRows(
-        np.full((count, 1 + k), -7, np.int32),
-        np.full((count, 1 + k), 7, np.float32),
-        np.full(count, -7, np.int32),
-    )
-
-
 def test_they_are_the_models_own_whatever_is_done_to_the_logits_and_change_no_token():
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(4 + 5, 30, generator=generator) * 3
@@ -64,27 +56,29 @@ def test_they_are_the_models_own_whatever_is_done_to_the_logits_and_change_no_to
         for i, each in enumerate(params)
     ]
     samples[2] = OneSample(params[2], constraint=ToyConstraint(lambda tokens: {11, 12}))
-    plain = sample(logits[:4].clone(), sample_batch(samples)).tolist()
+    plain = sample(logits[:4].clone(), sample_batch(samples)).token_ids.tolist()
     logged = (
-        LoggedTokens(0, np.array([9, 8]), 0, _entries(3, 4)),
-        LoggedTokens(2, np.array([1, 2, 3]), -1, _entries(3, 2)),
-        LoggedTokens(5, np.array([], np.int64), 2, _entries(1, 0)),
-        LoggedTokens(5, np.array([], np.int64), 3, _entries(1, 3)),
+        LoggedTokens(0, 0, np.array([9, 8]), 0, num_best=4),
+        LoggedTokens(1, 2, np.array([1, 2, 3]), -1, num_best=2),
+        LoggedTokens(2, 5, np.array([], np.int64), 2, num_best=0),
+        LoggedTokens(3, 5, np.array([], np.int64), 3, num_best=3),
     )
     batch = sample_batch(samples, given=np.arange(5), logged=logged)
-    assert sample(logits.clone(), batch).tolist() == plain
+    output = sample(logits.clone(), batch)
+    assert output.token_ids.tolist() == plain
     follows = {0: [(4, 9), (5, 8), (0, plain[0])], 1: [(6, 1), (7, 2), (8, 3)],
                2: [(2, plain[2])], 3: [(3, plain[3])]}  # fmt: skip
-    for number, entry in enumerate(logged):
-        k = entry.entries.token_ids.shape[1] - 1
+    for number, (entry, found) in enumerate(zip(logged, output.logprobs, strict=True)):
+        assert len(found.ranks) == entry.num_entries
+        k = entry.num_best
         for at, (row, token) in enumerate(follows[number]):
             ids, logprobs, rank = _by_hand(logits[row].numpy(), token, k)
-            assert entry.entries.token_ids[at].tolist() == ids
-            assert entry.entries.logprobs[at] == pytest.approx(logprobs, abs=1e-4)
-            assert entry.entries.ranks[at] == rank
+            assert found.token_ids[at, : 1 + k].tolist() == ids
+            assert found.logprobs[at, : 1 + k] == pytest.approx(logprobs, abs=1e-4)
+            assert found.ranks[at] == rank
 
 
 def test_a_settled_token_is_taken_whatever_the_logits_say():
     logits = torch.tensor([[5.0, 1.0, 2.0]]).repeat(2, 1)
     entries = [OneSample(SamplingParams(temperature=float(t)), forced=1) for t in (0, 1)]
-    assert sample(logits, sample_batch(entries)).tolist() == [1, 1]
+    assert sample(logits, sample_batch(entries)).token_ids.tolist() == [1, 1]

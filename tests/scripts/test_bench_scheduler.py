@@ -10,13 +10,13 @@ def test_both_phases_are_measured_with_all_rows_running(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes: list[int] = []
-    sound = bench_scheduler.Scheduler.commit
+    sound = bench_scheduler.Scheduler.update
 
-    def commit(self, plan, tokens) -> None:
-        sizes.append(plan.num_rows)
-        sound(self, plan, tokens)
+    def update(self, output) -> None:
+        sizes.append(self._in_flight.steps[0].plan.num_rows)
+        sound(self, output)
 
-    monkeypatch.setattr(bench_scheduler.Scheduler, "commit", commit)
+    monkeypatch.setattr(bench_scheduler.Scheduler, "update", update)
     options = ["--rows", "24", "--shared-tokens", "40", "--own-tokens", "5", "--new-tokens", "40"]
     monkeypatch.setattr(sys, "argv", ["bench_scheduler.py", *options])
     bench_scheduler.main()

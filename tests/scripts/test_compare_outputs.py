@@ -81,7 +81,7 @@ def test_every_token_of_a_sound_job_is_the_stock_models_choice_after_those_befor
             for position, token in enumerate(answer.output_token_ids):
                 request = rows.request_before(answer, position)
                 logits = stock.next_logits(request)[None]
-                assert sample(logits, stock.next_sample(request)).tolist() == [token]
+                assert sample(logits, stock.next_sample(request)).token_ids.tolist() == [token]
 
 
 def test_the_options_may_stand_anywhere_and_rows_are_the_first_ones(job, capsys):
@@ -232,7 +232,7 @@ def test_a_random_near_tie_is_noise_at_the_border_between_two_tokens():
     params = SamplingParams(temperature=1.0)
 
     def chosen(shift: float) -> int | None:
-        return sample(torch.tensor([[shift, 0.0]]), _batch(_request(params)))[0]
+        return sample(torch.tensor([[shift, 0.0]]), _batch(_request(params))).token_ids[0]
 
     # Token 0 grows with its logit until the noise falls into it: bisect for the border.
     low, high = -30.0, 30.0

@@ -33,7 +33,8 @@ from gpu_check_parts.workloads import WORKLOADS
 from kernel_roofline import Card
 from torch.autograd import DeviceType
 
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore, FinishedOutput
+from batchgen.engine.step import StepOutput
 from batchgen.kernels.reference import AttentionOptions, paged_attention
 from tests.dense_attention import dense_attention
 from tests.model_device import ModelDevice, Temper
@@ -270,7 +271,7 @@ class _AnyToken:
     """Executes nothing: what is planned is what counts."""
 
     def execute(self, plan):
-        return np.zeros(len(plan.samples), dtype=np.int64)
+        return FinishedOutput(StepOutput(np.zeros(len(plan.samples), dtype=np.int64)))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -281,7 +282,7 @@ def test_a_tight_pool_preempts_whatever_is_drawn(dry_run, family) -> None:
     rows = equality.mixed_rows(context)
     for variant in equality.variants(context, rows):
         scheduler = make_scheduler(variant.settings, window)
-        engine = Engine(scheduler, _AnyToken())
+        engine = EngineCore(scheduler, _AnyToken())
         for _ in engine.run(make_requests(rows, ordered(rows), 4096)):
             pass
         for name in variant.must_count:

@@ -1,4 +1,4 @@
-"""A step's tokens on their way to the host: one asynchronous copy, one event to wait for."""
+"""Copy a step's tokens to the host: one asynchronous copy, one event to wait for."""
 
 import torch
 
@@ -8,7 +8,7 @@ from batchgen.runtime.device.api import Device, Event
 _FIRST_TOKENS = 512
 
 
-class Arrival:
+class PendingTokens:
     """Tokens on their way to the host."""
 
     def __init__(self, pinned: torch.Tensor, count: int, event: Event) -> None:
@@ -32,20 +32,20 @@ class Arrival:
 class Downloads:
     """Copies tokens through two pinned buffers that take turns.
 
-    A buffer's tokens must have been taken by :meth:`Arrival.tokens` before the next but one is
-    sent: two steps are under way at most.
+    A buffer's tokens must have been taken by :meth:`PendingTokens.tokens` before the next but
+    one is sent: two steps are in flight at most.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._pinned = [self._allocate(_FIRST_TOKENS) for _ in range(2)]
-        self._arrivals: list[Arrival | None] = [None, None]
+        self._pending: list[PendingTokens | None] = [None, None]
         self._turn = 0
 
-    def send(self, tokens: torch.Tensor) -> Arrival:
+    def send(self, tokens: torch.Tensor) -> PendingTokens:
         """Enqueue the copy of [S] int64 tokens that earlier work writes."""
         self._turn = 1 - self._turn
-        before = self._arrivals[self._turn]
+        before = self._pending[self._turn]
         if before is not None:
             # Of a step that nobody waited for, as after an error: its copy may be under way.
             before.tokens()
@@ -56,8 +56,8 @@ class Downloads:
         event = self._device.new_event()
         self._device.compute.run(lambda: _copy(tokens, pinned[:count]))
         self._device.compute.record(event)
-        arrival = self._arrivals[self._turn] = Arrival(pinned, count, event)
-        return arrival
+        pending = self._pending[self._turn] = PendingTokens(pinned, count, event)
+        return pending
 
     def _allocate(self, num_tokens: int) -> torch.Tensor:
         return self._device.pinned(num_tokens * torch.int64.itemsize).view(torch.int64)

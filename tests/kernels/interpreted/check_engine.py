@@ -9,8 +9,7 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
-from batchgen.engine.loop import Engine
-from batchgen.engine.step import IntArray
+from batchgen.engine.core import EngineCore, PendingOutput
 from batchgen.kernels.reference import store_kv
 from batchgen.runtime import torch_attention, triton_attention
 from batchgen.runtime.backends import AttentionName
@@ -28,11 +27,11 @@ from tests.tiny_models import save
 class _Counting:
     """Notes what the plans that pass through ask for."""
 
-    def __init__(self, engine: Engine, counts: Counter[str]) -> None:
+    def __init__(self, engine: EngineCore, counts: Counter[str]) -> None:
         self._executor = engine._executor
         self._counts = counts
 
-    def execute(self, plan: Any) -> IntArray:
+    def execute(self, plan: Any) -> PendingOutput:
         self._counts["steps"] += 1
         self._counts["copied blocks"] += len(plan.copies)
         self._counts["swapped out"] += len(plan.swap_out)
@@ -120,7 +119,7 @@ def test_tokens_are_the_same_where_rows_make_room(tmp_path: Path, counts: Counte
         assert counts[what] > 0, what
 
 
-def _rounding_store(engine: Engine, kept: KVFormat) -> Any:
+def _rounding_store(engine: EngineCore, kept: KVFormat) -> Any:
     """The torch path's store, with numbers rounded on their way as an fp8 pool does."""
     cache = engine._executor._executor.cache
     assert kept.scales is not None

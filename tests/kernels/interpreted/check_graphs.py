@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchgen.engine.loop import Engine
+from batchgen.engine.core import EngineCore
 from batchgen.kernels.triton.launch import Launch
 from batchgen.runtime import model as model_module
 from batchgen.runtime import triton_attention
@@ -63,7 +63,7 @@ def _outputs(
     shared = rng.integers(3, 199, prefix).tolist()
     prompts = [shared + rng.integers(3, 199, n).tolist() for n in (2, 1, 3)]
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (7, 8, 9)]
-    engine = Engine(scheduler, executor, launcher=executor)
+    engine = EngineCore(scheduler, executor, overlap=True)
     finished = run_all(engine, make_requests(prompts, params))
     assert scheduler.counters.preemptions > 0
     return [request.output_token_ids for request in finished], executor

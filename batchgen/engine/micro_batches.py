@@ -1,43 +1,69 @@
-"""A step's plan cut into smaller ones that come to the same, for a device short of memory.
+"""Split a step's plan into micro-batches with the same result, for a device short of memory.
 
 A step that ran out of memory cannot be undone: its first layers have written into blocks that
 other requests gave up for it. But it can be finished. What it wrote so far it writes again, and
-its tokens may as well be computed in several passes: a row's tokens stand in order, and a row
+its tokens may as well be computed in several passes: a row's tokens are in order, and a row
 reads what others compute in the same step only from rows before it.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from batchgen.engine.step import IntArray, LoggedTokens, SampleBatch, StepPlan
+from batchgen.engine.step import (
+    IntArray,
+    LoggedTokens,
+    LogprobRows,
+    SampleBatch,
+    StepOutput,
+    StepPlan,
+)
 
 _NO_COPIES = np.zeros((0, 2), dtype=np.int64)
 
 
-def cut(plan: StepPlan, num_tokens: int) -> list[StepPlan]:
-    """Cut a plan into pieces of at most so many tokens, to be run in order.
+def split_plan(plan: StepPlan, num_tokens: int) -> list[StepPlan]:
+    """Split a plan into parts of at most so many tokens, to be run in order.
 
-    No piece has copies: they are done before a step's forward pass, and only once.
+    No part has copies: they are done before a step's forward pass, and only once.
 
     Args:
-        plan: the plan; none of its tokens is still to be read.
+        plan: the plan, without placeholders.
         num_tokens: above 0.
     """
     starts = range(0, plan.num_tokens, num_tokens)
-    return [_piece(plan, at, min(at + num_tokens, plan.num_tokens)) for at in starts]
+    return [_part(plan, at, min(at + num_tokens, plan.num_tokens)) for at in starts]
 
 
-def with_tokens(plan: StepPlan, sampled: IntArray) -> StepPlan:
-    """Put the tokens that the step before sampled in the place of what stands for them."""
-    unread = plan.token_ids < 0
+def join_outputs(
+    plan: StepPlan, parts: Sequence[StepPlan], outputs: Sequence[StepOutput]
+) -> StepOutput:
+    """Return the output of a plan from those of its parts (:func:`split_plan`)."""
+    entries: list[list[LogprobRows]] = [[] for _ in plan.samples.logged]
+    for part, output in zip(parts, outputs, strict=True):
+        for logged, rows in zip(part.samples.logged, output.logprobs, strict=True):
+            entries[logged.index].append(rows)
+    return StepOutput(
+        token_ids=np.concatenate([output.token_ids for output in outputs]),
+        scores=tuple(scores for output in outputs for scores in output.scores),
+        logprobs=tuple(
+            LogprobRows.joined(rows, logged.num_best)
+            for logged, rows in zip(plan.samples.logged, entries, strict=True)
+        ),
+    )
+
+
+def substitute_tokens(plan: StepPlan, sampled: IntArray) -> StepPlan:
+    """Replace a plan's placeholders by the tokens that the step before sampled."""
+    is_placeholder = plan.token_ids < 0
     token_ids = plan.token_ids.copy()
-    # A row that got no token has failed: it runs token 0, and nobody sees what comes of it.
-    token_ids[unread] = np.maximum(0, sampled[-1 - plan.token_ids[unread]])
+    # A row that got no token has failed: it runs token 0, and the result is discarded.
+    token_ids[is_placeholder] = np.maximum(0, sampled[-1 - plan.token_ids[is_placeholder]])
     return replace(plan, token_ids=token_ids)
 
 
-def _piece(plan: StepPlan, start: int, end: int) -> StepPlan:
+def _part(plan: StepPlan, start: int, end: int) -> StepPlan:
     """Take the tokens from ``start`` to ``end``, and the rows that they are of."""
     row_starts, row_ends = plan.query_starts[:-1], plan.query_starts[1:]
     rows = slice(
@@ -66,20 +92,20 @@ def _samples(plan: StepPlan, start: int, end: int, first_row: int) -> SampleBatc
     samples = plan.samples
     last = plan.query_starts[1:][samples.rows] - 1
     first, stop = (int(at) for at in np.searchsorted(last, (start, end)))
-    part = slice(first, stop)
+    sampled = slice(first, stop)
     first_given, end_given = (int(at) for at in np.searchsorted(samples.given, (start, end)))
     logged = (
         _logged(entry, first_given, end_given, range(first, stop)) for entry in samples.logged
     )
     return replace(
         samples,
-        rows=samples.rows[part] - first_row,
-        temperature=samples.temperature[part],
-        top_p=samples.top_p[part],
-        min_p=samples.min_p[part],
-        top_k=samples.top_k[part],
-        noise_keys=samples.noise_keys[part],
-        positions=samples.positions[part],
+        rows=samples.rows[sampled] - first_row,
+        temperature=samples.temperature[sampled],
+        top_p=samples.top_p[sampled],
+        min_p=samples.min_p[sampled],
+        top_k=samples.top_k[sampled],
+        noise_keys=samples.noise_keys[sampled],
+        positions=samples.positions[sampled],
         special=tuple(
             replace(entry, index=entry.index - first)
             for entry in samples.special
@@ -104,11 +130,12 @@ def _logged(
     is_sampled = entry.sample in samples
     if begin == end and not is_sampled:
         return None
-    # The sampled token's entry stands behind all others.
+    # The sampled token's entry comes after all others.
     begin = count if begin == end else begin
     return LoggedTokens(
+        index=entry.index,
         first=entry.first + begin - first_given,
         token_ids=entry.token_ids[begin:end] if begin < end else entry.token_ids[:0],
         sample=entry.sample - samples.start if is_sampled else -1,
-        entries=entry.entries[begin : count + 1 if is_sampled else end],
+        num_best=entry.num_best,
     )

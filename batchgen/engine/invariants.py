@@ -6,7 +6,7 @@ from batchgen.engine.step import StepPlan
 from batchgen.errors import EngineError
 
 
-class DebugLedger:
+class InvariantChecker:
     """Looks over the scheduler's shoulder; changes nothing."""
 
     def __init__(self, scheduler: Scheduler) -> None:

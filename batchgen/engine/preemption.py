@@ -1,12 +1,42 @@
 """Swap as a second tier: what a request that makes room takes to the CPU pool and back."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from batchgen.engine.block_manager import BlockManager
-from batchgen.engine.costs import PreemptionCosts
 from batchgen.engine.counters import SchedulerCounters
 from batchgen.engine.plan_builder import Copies
 from batchgen.engine.request import Request, SwappedBlocks
+
+# Weight of the newest step in the running mean.
+_NEWEST = 0.1
+
+
+@dataclass(slots=True)
+class PreemptionCosts:
+    """Measured speeds.
+
+    Attributes:
+        swap_s_per_block: seconds to copy a block one way over the link.
+        compute_s_per_token: seconds of a step for each of its tokens; a running mean.
+    """
+
+    swap_s_per_block: float = 0.0
+    compute_s_per_token: float | None = None
+
+    def observe_step(self, num_tokens: int, seconds: float) -> None:
+        """Take note of a step."""
+        newest = seconds / num_tokens
+        if self.compute_s_per_token is None:
+            self.compute_s_per_token = newest
+        else:
+            self.compute_s_per_token += _NEWEST * (newest - self.compute_s_per_token)
+
+    def swap_is_cheaper(self, num_blocks: int, num_tokens: int) -> bool:
+        """Compare both ways over the link with computing these tokens again."""
+        if self.compute_s_per_token is None:
+            return True
+        return 2 * num_blocks * self.swap_s_per_block <= num_tokens * self.compute_s_per_token
 
 
 class PreemptionPolicy(StrEnum):
@@ -67,8 +97,8 @@ class Swapper:
         Blocks that others hold stay with them and are matched again on the way back; where
         a window has left the first ones nothing can be matched, and all go.
         """
-        behind_window = victim.num_released > 0
-        first = victim.num_released if behind_window else self._blocks.first_private(victim)
+        is_windowed = victim.num_released > 0
+        first = victim.num_released if is_windowed else self._blocks.first_private(victim)
         last = self._blocks.blocks_for(victim.num_computed)
         private = victim.block_table[first:last]
         if not private or not self._prefers_swap(victim, first, len(private)):
@@ -76,7 +106,7 @@ class Swapper:
         cpu_blocks = self._space.allocate(len(private))
         if cpu_blocks is None:
             return False
-        victim.swapped = SwappedBlocks(first, cpu_blocks, victim.num_computed, behind_window)
+        victim.swapped = SwappedBlocks(first, cpu_blocks, victim.num_computed, is_windowed)
         copies += zip(private, cpu_blocks, strict=True)
         victim.account.swapped_out_blocks += len(private)
         self._counters.swapped_out_blocks += len(private)
