@@ -1,4 +1,4 @@
-"""Chat messages as they come in a row: a list of structs, or a JSON string."""
+"""Chat messages as they come in a row: a list of structs, or JSON text."""
 
 import json
 from typing import Any
@@ -10,25 +10,32 @@ def parse_messages(value: Any) -> list[Message]:
     """Check one row's messages and bring them to the form chat templates expect.
 
     A Parquet column gives every struct the keys of all of them, so null keys are dropped
-    at every depth. Content given as a list of text parts is joined. Content may be
-    missing only where the message carries something else, such as ``tool_calls``.
+    at every depth. In JSON text a null is content, but for the keys of a message itself, which
+    transformers leaves out too. Tool-call arguments given as JSON text are decoded. Content
+    may be missing only where the message carries something else, such as ``tool_calls``.
 
     Args:
         value: a list of ``{"role": ..., "content": ...}``, or its JSON.
 
+    Returns:
+        The messages; content is a text.
+
     Raises:
         ValueError: not such a list; the message says where.
     """
-    try:
-        parsed = json.loads(value) if isinstance(value, str) else value
-        parsed = _prune(parsed)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the messages are not JSON: {error}") from error
-    except RecursionError as error:
-        raise ValueError("the messages are nested too deeply") from error
+    parsed = _parsed(value, "messages")
     if not isinstance(parsed, list) or not parsed:
         raise ValueError("the messages must be a list of at least one message")
-    return [_check(message, number) for number, message in enumerate(parsed)]
+    return [_check(message, f"message {number}") for number, message in enumerate(parsed)]
+
+
+def _parsed(value: Any, what: str) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else _prune(value)
+    except ValueError as error:
+        raise ValueError(f"the {what} are not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"the {what} are nested too deeply") from error
 
 
 def _prune(value: Any) -> Any:
@@ -39,34 +46,57 @@ def _prune(value: Any) -> Any:
     return value
 
 
-def _check(message: Any, number: int) -> Message:
-    where = f"message {number}"
+def _check(message: Any, where: str) -> Message:
     if not isinstance(message, dict):
         raise ValueError(f"{where} must have a role and content, not be {message!r}")
+    message = {key: item for key, item in message.items() if item is not None}
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise ValueError(f"{where}: role must be a text such as 'user', not {role!r}")
-    if "content" in message:
-        return {**message, "content": _text(message["content"], where)}
     if len(message) == 1:
         raise ValueError(f"{where} has no content")
+    if "content" in message:
+        message["content"] = _content(message["content"], where)
+    if isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [
+            _call(call, f"{where}: tool call {at}") for at, call in enumerate(message["tool_calls"])
+        ]
     return message
 
 
-def _text(content: Any, where: str) -> str:
+def _content(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(_part_text(part, where) for part in content)
+        return "".join(_part(part, where)["text"] for part in content)
     raise ValueError(f"{where}: content must be a text or a list of text parts, not {content!r}")
 
 
-def _part_text(part: Any, where: str) -> str:
+def _part(part: Any, where: str) -> Message:
     if isinstance(part, str):
-        return part
-    if isinstance(part, dict) and part.get("type", "text") == "text":
-        text = part.get("text")
-        if isinstance(text, str):
-            return text
+        return {"type": "text", "text": part}
+    is_text = isinstance(part, dict) and (part.get("type") or "text") == "text"
+    if is_text and isinstance(part.get("text"), str):
+        return {**{key: item for key, item in part.items() if item is not None}, "type": "text"}
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     raise ValueError(f"{where}: a content part of type {kind} is not text")
+
+
+def _call(call: Any, where: str) -> Any:
+    """Decode the arguments of a tool call, which OpenAI's API gives as JSON text."""
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _call(call["function"], where)}
+    arguments = call.get("arguments")
+    if arguments is None and "name" in call:
+        return {**call, "arguments": {}}
+    if not isinstance(arguments, str):
+        return call
+    try:
+        decoded = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: the arguments are not JSON: {error}") from error
+    if not isinstance(decoded, dict | None):
+        raise ValueError(f"{where}: the arguments must be an object, not {decoded!r}")
+    return {**call, "arguments": decoded or {}}

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+
+from batchgen.prompts.columns import is_list_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,11 @@ def python_rows(table: pa.RecordBatch | pa.Table) -> list[Mapping[str, Any] | Un
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Give the values of a column, an :class:`Unreadable` for each that has no Python form."""
+    """Give the values of a column, an :class:`Unreadable` for each that has no Python form.
+
+    A number of 16 or 32 bits becomes the float that prints as its own shortest text: ``0.1``,
+    not ``0.10000000149011612``.
+    """
     kind = _in_microseconds(column.type)
     if not kind.equals(column.type):
         column = column.cast(kind, safe=False)
@@ -48,7 +55,8 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     except Exception:
         # Python's date, time and zone types raise what they like.
         values = [_value(each) for each in column]
-    return values
+    # Arrow calls them float and halffloat, and the one of 64 bits double.
+    return [_shortened(value, kind) for value in values] if "float" in str(kind) else values
 
 
 def _value(cell: pa.Scalar) -> Any:
@@ -56,6 +64,26 @@ def _value(cell: pa.Scalar) -> Any:
         return cell.as_py()
     except Exception as error:
         return Unreadable(f"a value of type {cell.type} cannot be used in a template: {error}")
+
+
+def _shortened(value: Any, kind: pa.DataType) -> Any:
+    """Give each float of 16 or 32 bits in a value as the float that its shortest text names."""
+    if value is None or isinstance(value, Unreadable):
+        short = value
+    elif pa.types.is_float32(kind) or pa.types.is_float16(kind):
+        short = float(str((np.float32 if pa.types.is_float32(kind) else np.float16)(value)))
+    elif pa.types.is_dictionary(kind):
+        short = _shortened(value, kind.value_type)
+    elif pa.types.is_struct(kind):
+        short = {field.name: _shortened(value[field.name], field.type) for field in kind}
+    elif pa.types.is_map(kind):
+        types = kind.key_type, kind.item_type
+        short = [tuple(map(_shortened, pair, types)) for pair in value]
+    elif is_list_of(kind, lambda _: True):
+        short = [_shortened(item, kind.value_type) for item in value]
+    else:
+        short = value
+    return short
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:

@@ -1,4 +1,6 @@
+import json
 import re
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -279,6 +281,66 @@ def test_messages_as_json_equal_messages_as_structs(tokenizer):
     ]
 
 
+def call(arguments: Any) -> str:
+    function = {"name": "weather", "arguments": arguments}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    return json.dumps([{"role": "assistant", "content": None, "tool_calls": calls}])
+
+
+def arguments_seen(messages: list[Any], kind: pa.DataType, tokenizer: Any) -> list[Any]:
+    rows = [{"messages": each} for each in messages]
+    chats = rendered(PromptSpec(), rows, pa.schema([("messages", kind)]), tokenizer)
+    return [chat.messages[0]["tool_calls"][0]["function"].get("arguments") for chat in chats]
+
+
+def test_n02_tool_call_arguments_as_json_text_equal_those_given_as_an_object(tokenizer):
+    texts = ['{"city": "Bern"}', "", " ", "null", None, '{"a": {"b": [1, null]}}']
+    objects = [{"city": "Bern"}, {}, {}, {}, {}, {"a": {"b": [1, None]}}]
+    seen = arguments_seen([*map(call, texts), *map(call, objects)], pa.string(), tokenizer)
+    assert seen == objects + objects
+
+
+def test_n02_calls_without_a_function_around_them_are_decoded_too(tokenizer):
+    calls = [{"name": "weather", "arguments": '{"city": "Bern"}'}, "f", {"odd": 1}]
+    text = json.dumps([{"role": "assistant", "tool_calls": calls}])
+    schema = pa.schema([("messages", pa.string())])
+    (chat,) = rendered(PromptSpec(), [{"messages": text}], schema, tokenizer)
+    assert chat.messages[0]["tool_calls"] == [
+        {"name": "weather", "arguments": {"city": "Bern"}},
+        "f",
+        {"odd": 1},
+    ]
+
+
+def test_n25_a_null_in_json_text_is_content_and_in_a_column_of_structs_padding(tokenizer):
+    arguments = {"city": "Bern", "until": None, "legs": [{"to": None}]}
+    assert arguments_seen([call(arguments)], pa.string(), tokenizer) == [arguments]
+    # The text stays a text where only its message is a struct.
+    function = pa.struct([("name", pa.string()), ("arguments", pa.string())])
+    kind = pa.list_(
+        pa.struct(
+            [
+                ("role", pa.string()),
+                ("content", pa.string()),
+                ("tool_calls", pa.list_(pa.struct([("function", function)]))),
+            ]
+        )
+    )
+    messages = json.loads(call(json.dumps(arguments)))
+    assert arguments_seen([messages], kind, tokenizer) == [arguments]
+    structs = [{"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}]
+    inferred = pa.array([structs]).type
+    assert arguments_seen([structs], inferred, tokenizer) == [{"city": "Bern", "legs": [{}]}]
+
+
+def test_n25_null_keys_of_a_message_itself_are_left_out_as_transformers_does(tokenizer):
+    schema = pa.schema([("messages", pa.string())])
+    text = '[{"role": "user", "content": "hi", "name": null, "tool_calls": null, "x": {"y": null}}]'
+    assert rendered(PromptSpec(), [{"messages": text}], schema, tokenizer) == [
+        Chat([{"role": "user", "content": "hi", "x": {"y": None}}])
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -291,6 +353,9 @@ def test_messages_as_json_equal_messages_as_structs(tokenizer):
         ('[{"role": "user", "content": 7}]', "content must be a text"),
         ('[{"role": "user", "content": [{"type": "image_url"}]}]', "image_url is not text"),
         ("[" * 100_000, "JSON|deeply"),
+        ('[{"role": "user", "content": "x", "n": ' + "9" * 5000 + "}]", "not JSON"),
+        (call("{broken"), "message 0: tool call 0: the arguments are not JSON"),
+        (call("[1]"), "tool call 0: the arguments must be an object"),
     ],
 )
 def test_invalid_messages_are_row_errors_that_say_where(text, words, tokenizer):

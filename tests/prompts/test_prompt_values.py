@@ -52,6 +52,52 @@ def test_other_types_are_as_arrow_gives_them() -> None:
     assert python_rows(table.to_batches()[0].select([])) == [{}, {}]
 
 
+@pytest.mark.parametrize(("kind", "number"), [(pa.float32(), "19.99"), (pa.float16(), "1.1")])
+def test_n12_a_small_float_is_printed_as_its_own_shortest_text(kind, number, base_tokenizer):
+    floats = pa.array([float(number), 0.1, None], pa.float64()).cast(pa.float32()).cast(kind)
+    lists = pa.ListArray.from_arrays([0, 2, 2, 2], floats)
+    columns = {
+        "bare": floats,
+        "list": lists,
+        "fixed": pa.array([[float(number)]] * 3, pa.list_(pa.float32(), 1)),
+        "struct": pa.StructArray.from_arrays([floats, lists], ["x", "xs"]),
+        "map": pa.array([[("k", float(number))], [], None], pa.map_(pa.string(), pa.float32())),
+        "coded": pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), floats),
+        "wide": pa.array([0.1 + 0.2, 1e300, None]),
+    }
+    table = pa.record_batch(columns)
+    template = (
+        "{{ bare }} {{ list }} {{ struct | tojson }} {{ map }} {{ fixed[0] }} "
+        "{{ coded }} {{ wide }} {{ '%s' % bare }} {{ bare ~ '' }}"
+    )
+    prompt = Renderer(PromptSpec(template=template, format="plain"), table.schema, base_tokenizer)
+    text = prompt.render(table)[0].text
+    assert text == (
+        f'{number} [{number}, 0.1] {{"x": {number}, "xs": [{number}, 0.1]}} '
+        f"[('k', {number})] {number} {number} 0.30000000000000004 {number} {number}"
+    )
+
+
+def test_n12_the_text_of_a_small_float_names_the_same_number_again():
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32)
+    floats = np.concatenate([bits.view(np.float32), np.float32([0.0, -0.0, np.inf, 16777216])])
+    values = python_values(pa.array(floats))
+    assert np.array_equal(np.float32(values), floats, equal_nan=True)
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    assert np.array_equal(np.float16(python_values(pa.array(halves))), halves, equal_nan=True)
+    # Spark, DuckDB and pandas print the same digits.
+    assert [str(value) for value in python_values(pa.array([0.1, 1e-7], pa.float32()))] == [
+        "0.1",
+        "1e-07",
+    ]
+
+
+def test_n12_a_shot_prints_the_same_number_as_a_row(tmp_path) -> None:
+    table = pa.table({"price": pa.array([19.99], pa.float32()), "answer": ["a"]})
+    pq.write_table(table, tmp_path / "shots.parquet")
+    assert load_shots(tmp_path / "shots.parquet").rows == ({"price": 19.99, "answer": "a"},)
+
+
 def test_a_cell_without_a_python_form_is_a_reason_and_the_others_stay() -> None:
     far = pa.array([10**12, 0, None], pa.timestamp("s"))
     rows = python_rows(pa.table({"n": [1, 2, 3], "far": far}))
