@@ -94,6 +94,16 @@ class BlockManager:
         self._future = future
         self.copy_sources: list[int] = []
 
+    def emptied(self) -> "BlockManager":
+        """Make a manager of the same pool with all blocks free."""
+        return BlockManager(
+            self.pool.num_blocks,
+            self.block_size,
+            prefix_caching=self.prefix_caching,
+            future=self._future,
+            window=self.window,
+        )
+
     def blocks_for(self, num_tokens: int) -> int:
         """Count the blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)

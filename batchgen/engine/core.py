@@ -110,6 +110,7 @@ class EngineCore:
         self._executor = executor
         self._overlap = overlap
         self._in_flight: _InFlightStep | None = None
+        self._is_broken_off = False
         self._last_output_at = 0.0
         self._short_passes = 0
         self._whole_steps = 0
@@ -117,7 +118,7 @@ class EngineCore:
         self._clock = clock
 
     def run(self, requests: Iterable[Request]) -> Iterator[list[Request]]:
-        """Run all requests.
+        """Run all requests; what an earlier run that did not reach its end left is dropped.
 
         Yields:
             After each step the requests that ended in it, possibly none, so that the
@@ -126,6 +127,9 @@ class EngineCore:
         Raises:
             EngineError: nothing can be scheduled although requests are left.
         """
+        if self._is_broken_off:
+            self.reset()
+        self._is_broken_off = True
         source = iter(requests)
         while True:
             missing = self._lookahead - len(self.scheduler.waiting)
@@ -135,7 +139,14 @@ class EngineCore:
             finished = self.scheduler.take_finished()
             yield finished
             if not (ran or finished or self.scheduler.num_unfinished):
+                self._is_broken_off = False
                 return
+
+    def reset(self) -> None:
+        """Drop all requests and the cache, after a run that did not reach its end."""
+        self._in_flight = None
+        self.scheduler.reset()
+        self._is_broken_off = False
 
     def step(self) -> bool:
         """Schedule and start a step, then process the output of the step in flight.

@@ -65,15 +65,24 @@ class Scheduler:
         costs: PreemptionCosts | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.blocks = blocks
-        self.swap_space = swap_space
-        self.counters = counters = SchedulerCounters()
+        self.counters = SchedulerCounters()
         self.costs = costs or PreemptionCosts()
         self.step_tokens = limits.max_num_batched_tokens
-        self._queues = queues = Queues(InputBatch(limits.max_num_seqs))
-        self.waiting, self.running, self.swapped = queues.waiting, queues.running, queues.swapped
         self._stop_rules = stop_rules
         self._limits = limits
+        self._policies = admission, preemption
+        self._clock = clock
+        self._num_steps = 0
+        self._begin(blocks, swap_space)
+
+    def _begin(self, blocks: BlockManager, swap_space: SwapSpace) -> None:
+        """Start without requests, over a pool of free blocks."""
+        admission, preemption = self._policies
+        counters, clock, max_num_seqs = self.counters, self._clock, self._limits.max_num_seqs
+        self.blocks = blocks
+        self.swap_space = swap_space
+        self._queues = queues = Queues(InputBatch(max_num_seqs))
+        self.waiting, self.running, self.swapped = queues.waiting, queues.running, queues.swapped
         self._admission = Admission(admission, blocks)
         self._swapper = Swapper(blocks, swap_space, preemption, self.costs, counters)
         self._in_flight = InFlightSteps()
@@ -81,13 +90,12 @@ class Scheduler:
             queues, blocks, self._swapper, counters, self._admission.lengths, self._in_flight, clock
         )
         self._output_processor = OutputProcessor(
-            self.running, self._in_flight, stop_rules, self._finisher, counters, clock
+            self.running, self._in_flight, self._stop_rules, self._finisher, counters, clock
         )
         self._admitter = Admitter(
-            queues, blocks, self._admission, self._swapper, counters, limits.max_num_seqs, clock
+            queues, blocks, self._admission, self._swapper, counters, max_num_seqs, clock
         )
         self._unplanned_swap_out: Copies = []
-        self._num_steps = 0
 
     @property
     def num_unfinished(self) -> int:
@@ -119,6 +127,14 @@ class Scheduler:
             self.fail(request, RowError(RowErrorType.EXCEEDS_KV_CAPACITY, message))
             return
         self.waiting.append(request)
+
+    def reset(self) -> None:
+        """Drop all requests and the cache.
+
+        For after an error, which may have come in the middle of any change: nothing is known
+        of who holds which block, nor which of the planned KV was written.
+        """
+        self._begin(self.blocks.emptied(), SwapSpace(self.swap_space.num_blocks))
 
     def take_finished(self) -> list[Request]:
         """Hand over the requests that ended since the last call."""
