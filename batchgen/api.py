@@ -16,8 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from batchgen.cli.checks import check_engine
-from batchgen.cli.keys import declared_keys
+from batchgen.checks import engine_complaints
 from batchgen.config import Config, EngineConfig, ModelConfig, PoolConfig
 from batchgen.data.input.reader import RowBatch
 from batchgen.data.output.schema import RowResult
@@ -26,6 +25,7 @@ from batchgen.errors import BatchgenError, RowError, RowErrorType, UsageError
 from batchgen.job.front import ModelFront
 from batchgen.job.load import build_engine, load_job_model
 from batchgen.job.stream import RequestStream
+from batchgen.keys import declared_keys
 from batchgen.prompts.planner import make_plan
 from batchgen.prompts.render import Renderer
 from batchgen.prompts.source import (
@@ -236,7 +236,9 @@ def _config(model: str, options: Mapping[str, Any]) -> Config:
         grouped[keys[option].partition(".")[0]][option] = _checked(option, keys[option], value)
     sections = {name: make(**grouped[name]) for name, make in _SECTIONS.items() if name != "model"}
     config = replace(Config(), model=ModelConfig(path=model, **grouped["model"]), **sections)
-    check_engine(config)
+    complaints = list(engine_complaints(config))
+    if complaints:
+        raise UsageError("\n".join(complaints))
     return config
 
 

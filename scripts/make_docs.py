@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from batchgen.cli.keys import Key, declared_keys, sections
 from batchgen.config import Config
 from batchgen.data.output.schema import RowResult, output_schema
+from batchgen.keys import Key, declared_keys, sections
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _COLUMNS = re.compile(r"(<!-- columns:[^\n]*-->\n).*?(<!-- end of columns -->)", re.DOTALL)

@@ -169,8 +169,8 @@ def _warm_up(model: str) -> None:
 
     import batchgen.run
     from batchgen.cli import app
-    from batchgen.cli.keys import declared_keys
     from batchgen.job import inputs
+    from batchgen.keys import declared_keys
     from batchgen.report.machine import versions
     from batchgen.report.page import page_template
     from batchgen.runtime.model import ModelSource, load_model

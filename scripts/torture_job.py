@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from batchgen.cli import app
-from batchgen.cli.keys import declared_keys
+from batchgen.keys import declared_keys
 
 # What must not depend on how the rows were run.
 RESULT_COLUMNS = (

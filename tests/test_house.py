@@ -14,6 +14,8 @@ ALLOWED = {
     "sampling": set(),
     "s3_uri": {"errors"},
     "config": SLAB,
+    "keys": SLAB | {"config"},
+    "checks": SLAB | {"config"},
     "data": SLAB,
     "prompts": SLAB,
     "report": SLAB,
@@ -23,8 +25,9 @@ ALLOWED = {
     "runtime": SLAB | {"kernels", "engine.step"},
     "job": SLAB | {"config", "data", "prompts", "report", "engine", "runtime", "structured"},
     "run": SLAB | {"config", "data", "prompts", "report", "runtime", "job"},
-    "cli": SLAB | {"config", "data.stores.loose", "report", "run"},
-    "api": SLAB | {"cli", "config", "data", "prompts", "engine", "runtime", "job", "structured"},
+    "cli": SLAB | {"checks", "config", "keys", "data.stores.loose", "report", "run"},
+    "api": SLAB
+    | {"checks", "config", "keys", "data", "prompts", "engine", "runtime", "job", "structured"},
     "__main__": {"cli"},
 }
 # Floors within a room, from the ground up; the room's name stands for its own files.

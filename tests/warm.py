@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from batchgen.cli.keys import declared_keys
+from batchgen.keys import declared_keys
 from batchgen.report.machine import versions
 from batchgen.report.page import page_template
 

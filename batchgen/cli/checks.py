@@ -5,13 +5,13 @@ Each check yields its complaints, so that all of them are named at once.
 
 import glob
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path, PurePath, PurePosixPath
 
 from jinja2 import TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
 
+from batchgen.checks import at_least, engine_complaints
 from batchgen.cli.paths import where_looked_for
 from batchgen.config import (
     Config,
@@ -19,9 +19,7 @@ from batchgen.config import (
     InputConfig,
     LogConfig,
     Mode,
-    ModelConfig,
     NormalizeConfig,
-    PoolConfig,
     PromptConfig,
     PromptFormat,
     SamplingConfig,
@@ -31,9 +29,6 @@ from batchgen.config import (
 )
 from batchgen.errors import UsageError
 from batchgen.s3_uri import S3Uri, is_s3
-
-_DTYPES = ("auto", "float32", "float16", "bfloat16")
-_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
 
 def check(config: Config, given_input: str | None = None) -> None:
@@ -47,45 +42,17 @@ def check(config: Config, given_input: str | None = None) -> None:
         UsageError: names every key whose value makes no sense, and what to do.
     """
     complaints = [
-        *_model(config.model),
+        *engine_complaints(config),
         *_input(config.input, given_input, config.job),
         *_prompt(config.prompt),
         *_sampling(config.sampling),
         *_structured(config.structured),
-        *_pool(config.pool),
         *_counts(config),
         *_output(config),
         *_log(config.log),
     ]
     if complaints:
         raise UsageError("\n".join(complaints))
-
-
-def check_engine(config: Config) -> None:
-    """Check what an engine without rows of its own is built from: model, pool and engine.
-
-    Raises:
-        UsageError: as :func:`check`.
-    """
-    complaints = [*_model(config.model), *_pool(config.pool), *_counts(config)]
-    if complaints:
-        raise UsageError("\n".join(complaints))
-
-
-def _model(model: ModelConfig) -> Iterator[str]:
-    path = Path(model.path)
-    if path.is_dir() and not (path / "config.json").is_file():
-        yield (
-            f"model.path={path} holds no config.json, so it is not a model's directory. "
-            "Name the directory that does, or a .gguf file."
-        )
-    if model.revision == "":
-        yield "model.revision is empty. Name a branch, tag or commit, or leave it out."
-    if model.dtype not in _DTYPES:
-        yield f"model.dtype={model.dtype} must be one of {', '.join(_DTYPES)}."
-    if not _DEVICE.fullmatch(model.device):
-        yield f"model.device={model.device} must be auto, cpu, cuda or cuda:N."
-    yield from _at_least("model.max_model_len", model.max_model_len, 1)
 
 
 def _input(source: InputConfig, given: str | None, job: str | None) -> Iterator[str]:
@@ -97,7 +64,7 @@ def _input(source: InputConfig, given: str | None, job: str | None) -> Iterator[
         )
     if source.id_column == "":
         yield "input.id_column is empty. Name a column, or leave it out."
-    yield from _at_least("input.limit", source.limit, 1)
+    yield from at_least("input.limit", source.limit, 1)
 
 
 def _prompt(prompt: PromptConfig) -> Iterator[str]:
@@ -218,35 +185,12 @@ def _structured(structured: StructuredConfig) -> Iterator[str]:
             yield f"structured.{key}={path} is not a file."
 
 
-def _pool(pool: PoolConfig) -> Iterator[str]:
-    if not 4 <= pool.block_size <= 256:
-        yield f"pool.block_size={pool.block_size} must lie between 4 and 256."
-    if not 0 < pool.gpu_memory_utilization <= 1:
-        yield (
-            f"pool.gpu_memory_utilization={pool.gpu_memory_utilization} must be above 0 and at "
-            "most 1."
-        )
-    yield from _at_least("pool.num_blocks", pool.num_blocks, 1)
-    yield from _at_least("pool.swap_blocks", pool.swap_blocks, 0)
-    if pool.cpu_memory_gib is not None and not 0 < pool.cpu_memory_gib < math.inf:
-        yield f"pool.cpu_memory_gib={pool.cpu_memory_gib} must be a positive number."
-    if pool.swap_gib is not None and not 0 <= pool.swap_gib < math.inf:
-        yield f"pool.swap_gib={pool.swap_gib} must be 0 (no swapping) or a positive number."
-
-
 def _counts(config: Config) -> Iterator[str]:
-    engine, max_rate = config.engine, config.errors.max_rate
-    yield from _at_least("engine.max_num_seqs", engine.max_num_seqs, 1)
-    yield from _at_least("engine.max_num_batched_tokens", engine.max_num_batched_tokens, 1)
-    yield from _at_least("engine.threads", engine.threads, 1)
-    yield from _at_least("schedule.window_rows", config.schedule.window_rows, 1)
-    yield from _at_least("output.rows_per_part", config.output.rows_per_part, 1)
-    for key, value in (
-        ("engine.stall_s", engine.stall_s),
-        ("budget.wall_time_s", config.budget.wall_time_s),
-    ):
-        if value is not None and not 0 < value < math.inf:
-            yield f"{key}={value} must be a positive number of seconds, or null."
+    max_rate, wall_time_s = config.errors.max_rate, config.budget.wall_time_s
+    yield from at_least("schedule.window_rows", config.schedule.window_rows, 1)
+    yield from at_least("output.rows_per_part", config.output.rows_per_part, 1)
+    if wall_time_s is not None and not 0 < wall_time_s < math.inf:
+        yield (f"budget.wall_time_s={wall_time_s} must be a positive number of seconds, or null.")
     if max_rate is not None and not 0 <= max_rate <= 1:
         yield f"errors.max_rate={max_rate} must lie between 0 and 1."
 
@@ -308,11 +252,6 @@ def _is_read(folder: PurePath, root: PurePath) -> bool:
     if not folder.is_relative_to(root):
         return False
     return not any(part.startswith(("_", ".")) for part in folder.relative_to(root).parts)
-
-
-def _at_least(key: str, value: int | None, least: int) -> Iterator[str]:
-    if value is not None and value < least:
-        yield f"{key}={value} must be at least {least}."
 
 
 def _read_text(key: str, path: str) -> str:

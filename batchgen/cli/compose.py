@@ -27,9 +27,9 @@ from omegaconf.errors import (
 
 from batchgen.cli.escapes import in_quotes
 from batchgen.cli.jobs import unknown_job
-from batchgen.cli.keys import declared_keys, did_you_mean, sections, unknown_key
 from batchgen.config import Config
 from batchgen.errors import UsageError
+from batchgen.keys import declared_keys, did_you_mean, sections, unknown_key
 
 
 def compose(arguments: Sequence[str], conf: Path, jobs: Sequence[Path]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from batchgen import __version__
 from batchgen.cli.jobs import available_jobs
-from batchgen.cli.keys import Key, declared_keys
+from batchgen.keys import Key, declared_keys
 
 _HEAD = """\
 batchgen {version}: offline batch generation, Parquet in, Parquet out.

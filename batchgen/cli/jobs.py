@@ -7,9 +7,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from hydra.core.config_store import ConfigStore
 
-from batchgen.cli.keys import Key, declared_keys, did_you_mean, sections, unknown_key
 from batchgen.cli.paths import expand
 from batchgen.errors import UsageError
+from batchgen.keys import Key, declared_keys, did_you_mean, sections, unknown_key
 
 JOB_FILE = "job.yaml"
 

@@ -12,8 +12,8 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 from hydra.errors import HydraException
 
 from batchgen.cli.escapes import as_hydra, in_quotes, quoted_form
-from batchgen.cli.keys import Key, declared_keys, unknown_key
 from batchgen.errors import UsageError
+from batchgen.keys import Key, declared_keys, unknown_key
 
 _FLAGS_WITH_A_VALUE = (
     *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import yaml  # type: ignore[import-untyped]
 
 from batchgen.cli.checks import check
-from batchgen.cli.keys import declared_keys
 from batchgen.cli.paths import absolute, looks_like_directory, resolve_output, resolve_paths
 from batchgen.config import Config, Mode, PromptFormat
 from batchgen.errors import UsageError
+from batchgen.keys import declared_keys
 
 _Section = TypeVar("_Section")
 _JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)

@@ -13,8 +13,8 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from batchgen.cli import app
-from batchgen.cli.keys import declared_keys
 from batchgen.errors import ExitCode
+from batchgen.keys import declared_keys
 
 _SIGNS = ["", "", "", "", "+", "++", "~"]
 _FLAGS = ["-m", "--cfg", "job", "--info", "--help", "--resolve", "--version", "-", "--", "--x=1"]

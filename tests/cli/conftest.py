@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from batchgen.cli import app
-from batchgen.cli.keys import declared_keys
 from batchgen.config import Config
 from batchgen.errors import ExitCode
+from batchgen.keys import declared_keys
 
 MANDATORY = {"model.path": "org/model", "input.path": "in.parquet", "output.dir": "out"}
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from batchgen.cli import app
-from batchgen.cli.keys import declared_keys
 from batchgen.config import Mode
 from batchgen.errors import EngineError, ExitCode, JobInterruptedError, UsageError
+from batchgen.keys import declared_keys
 
 
 def raising(error):

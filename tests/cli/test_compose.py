@@ -1,9 +1,9 @@
 import pytest
 
 from batchgen.cli import app
-from batchgen.cli.keys import declared_keys
 from batchgen.config import Mode
 from batchgen.errors import EngineError, ExitCode
+from batchgen.keys import declared_keys
 
 
 def refusal(code: int, capsys) -> str:

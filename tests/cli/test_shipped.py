@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from batchgen.cli.jobs import JOB_FILE, available_jobs, list_jobs, read_job
-from batchgen.cli.keys import declared_keys, sections
 from batchgen.cli.resources import conf_dir, jobs_dir
+from batchgen.keys import declared_keys, sections
 
 PACKAGE = Path(sys.modules["batchgen"].__file__).parent
 

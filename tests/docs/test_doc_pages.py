@@ -8,9 +8,9 @@ import make_docs
 import pyarrow as pa
 import pytest
 
-from batchgen.cli.keys import declared_keys
 from batchgen.data.output.schema import output_schema
 from batchgen.errors import ExitCode, RowErrorType
+from batchgen.keys import declared_keys
 from tests.docs.test_doc_commands import ELSEWHERE
 from tests.realdata import ROOT
 

@@ -20,11 +20,11 @@ import pytest
 import yaml
 from torture_job import make_input, make_model
 
-from batchgen.cli.keys import declared_keys
 from batchgen.data.failpoints import VARIABLE
 from batchgen.data.output.writer import PartLimits, PartWriter
 from batchgen.engine.core import EngineCore
 from batchgen.errors import ExitCode
+from batchgen.keys import declared_keys
 from batchgen.report.json_log import EVENTS
 from batchgen.report.metrics import MOST_LINES
 from batchgen.report.prometheus import METRICS
