@@ -131,7 +131,7 @@ def _content_free_prompts(inputs: JobInputs) -> list[IdArray]:
         for field in fields
     ]
     rows = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-    encoder = PromptEncoder(renderer.source, inputs.tokenizer, inputs.limits)
+    encoder = PromptEncoder(renderer, inputs.tokenizer, inputs.limits)
     encoded = encoder.encode(renderer.render(rows))
     prompts = [each for each in encoded if isinstance(each, np.ndarray)]
     if not prompts:

@@ -13,12 +13,13 @@ from batchgen.config import ModelConfig
 from batchgen.data.input.reader import RowBatch
 from batchgen.errors import RowError, RowErrorType, UsageError
 from batchgen.prompts.bad_words import BadWords
+from batchgen.prompts.chat_template import end_of_turn
 from batchgen.prompts.limits import Limits
 from batchgen.prompts.render import Renderer
 from batchgen.prompts.row_sampling import num_samples
 from batchgen.prompts.source import Source
 from batchgen.prompts.tokenize import tokenize_batches
-from batchgen.prompts.tokenizer import Tokenizer, end_of_turn, load_tokenizer
+from batchgen.prompts.tokenizer import Tokenizer, load_tokenizer
 from batchgen.prompts.truncation import SIDES, Truncation
 from batchgen.runtime.hub import require_answer
 from batchgen.runtime.model import (

@@ -9,10 +9,9 @@ import numpy.typing as npt
 from batchgen.errors import RowError, RowErrorType
 from batchgen.prompts.heads import can_be_cut, head_length
 from batchgen.prompts.limits import IdArray, Limits, TextBound, too_long
-from batchgen.prompts.render import Chat, Prompt, Text, TokenIds
+from batchgen.prompts.render import Chat, Prompt, Renderer, Text, TokenIds
 from batchgen.prompts.source import Source
-from batchgen.prompts.special import ContentGuard
-from batchgen.prompts.tokenizer import Tokenizer, added_bos, added_edges, encode, render_chat
+from batchgen.prompts.tokenizer import Tokenizer, added_bos, added_edges, encode
 
 
 class PromptEncoder:
@@ -22,15 +21,18 @@ class PromptEncoder:
     tokenised for all of them together, where that changes no id. A plain text gets what
     the tokenizer puts around texts by itself, but no second BOS where it begins with one;
     a chat gets nothing, since its template has written what the model wants.
+
+    Args:
+        renderer: made the prompts.
+        tokenizer: may be None only where the renderer's source is token ids.
+        limits: what the model can take.
     """
 
-    def __init__(self, source: Source, tokenizer: Tokenizer | None, limits: Limits) -> None:
+    def __init__(self, renderer: Renderer, tokenizer: Tokenizer | None, limits: Limits) -> None:
         self._limits = limits
         self._texts = None
-        if source is not Source.TOKEN_IDS:
-            is_template = source is Source.TEMPLATE
-            refusal = RowErrorType.TEMPLATE_ERROR if is_template else RowErrorType.INVALID_MESSAGES
-            self._texts = _TextEncoder(tokenizer, limits, refusal)
+        if renderer.source is not Source.TOKEN_IDS:
+            self._texts = _TextEncoder(renderer, tokenizer, limits)
 
     def encode(self, prompts: Sequence[Prompt | RowError]) -> list[IdArray | RowError]:
         """Tokenise a batch; the result has one entry for each prompt, in order."""
@@ -44,19 +46,19 @@ class PromptEncoder:
 
 
 class _TextEncoder:
-    """Encodes texts and chats.
+    """Encodes texts and chats."""
 
-    Args:
-        refusal: the error of a row that the chat template or the tokenizer refuses.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, limits: Limits, refusal: RowErrorType) -> None:
+    def __init__(self, renderer: Renderer, tokenizer: Tokenizer, limits: Limits) -> None:
+        self._renderer = renderer
         self._tokenizer = tokenizer
         self._limits = limits
-        self._refusal = refusal
+        # The error of a row that the chat template or the tokenizer refuses.
+        is_template = renderer.source is Source.TEMPLATE
+        self._refusal = (
+            RowErrorType.TEMPLATE_ERROR if is_template else RowErrorType.INVALID_MESSAGES
+        )
         self._bos = added_bos(tokenizer)
         self._bound = TextBound(tokenizer)
-        self._guard = ContentGuard(tokenizer)
         self._can_be_cut = can_be_cut(tokenizer)
         # A job has one head, in its first batches perhaps a longer one by chance.
         self._head_ids = lru_cache(maxsize=4)(self._encode_head)
@@ -66,45 +68,40 @@ class _TextEncoder:
         texts: dict[int, str] = {}
         chats: dict[int, str] = {}
         for row, prompt in enumerate(prompts):
-            if isinstance(prompt, Text):
-                if prompt.hides:
-                    results[row] = self._encode_hidden(prompt.text)
-                else:
-                    texts[row] = prompt.text
-            elif isinstance(prompt, Chat):
-                outcome = self._render(prompt)
+            if isinstance(prompt, RowError):
+                results[row] = prompt
+            elif isinstance(prompt, Text | Chat):
+                outcome = self._resolve(prompt)
                 if isinstance(outcome, str):
-                    chats[row] = outcome
+                    (texts if isinstance(prompt, Text) else chats)[row] = outcome
                 else:
                     results[row] = outcome
-            elif isinstance(prompt, RowError):
-                results[row] = prompt
         results |= self._encode_short(texts, is_chat=False)
         results |= self._encode_short(chats, is_chat=True)
         return [results[row] for row in range(len(prompts))]
 
-    def _render(self, chat: Chat) -> str | IdArray | RowError:
-        """Render a chat to text, or straight to ids where content spells a special token."""
+    def _resolve(self, prompt: Text | Chat) -> str | IdArray | RowError:
+        """Give the text of a prompt, or its ids where data spells a special token."""
+        if isinstance(prompt, Text) and not prompt.is_marked:
+            return prompt.text
         try:
-            if not self._guard.is_spelled_in(chat.messages):
-                return render_chat(self._tokenizer, chat.messages)
-            ids = self._guard.encode(
-                chat.messages, lambda messages: render_chat(self._tokenizer, messages)
+            rendered = (
+                prompt.text if isinstance(prompt, Text) else self._renderer.render_chat(prompt)
             )
+            outcome = self._renderer.special.resolve(rendered)
+            if isinstance(outcome, str):
+                return outcome
+            ids = self._with_edges(outcome) if isinstance(prompt, Text) else outcome
         except ValueError as error:
             return RowError(self._refusal, str(error))
         return self._limits.check(np.asarray(ids, dtype=np.int64))
 
-    def _encode_hidden(self, text: str) -> IdArray | RowError:
-        """Encode a text whose content spells special tokens, with what goes around a text."""
-        try:
-            ids = self._guard.encode_text(text)
-            before, after = added_edges(self._tokenizer)
-        except ValueError as error:
-            return RowError(self._refusal, str(error))
+    def _with_edges(self, ids: list[int]) -> list[int]:
+        """Add what the tokenizer puts around a text by itself."""
+        before, after = added_edges(self._tokenizer)
         if self._bos is not None and ids[:1] == [self._bos]:
             before = before[1:]
-        return self._limits.check(np.asarray([*before, *ids, *after], dtype=np.int64))
+        return [*before, *ids, *after]
 
     def _encode_short(
         self, texts: dict[int, str], *, is_chat: bool

@@ -9,10 +9,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from batchgen.errors import RowError, RowErrorType, UsageError
+from batchgen.prompts.chat_template import ChatTemplate
 from batchgen.prompts.fields.orders import FieldOrders
+from batchgen.prompts.marks import Marks
 from batchgen.prompts.messages import Message, parse_messages
 from batchgen.prompts.normalize.normalizer import Normalizer
 from batchgen.prompts.row_sampling import sampling_columns
+from batchgen.prompts.sandbox import LimitError
 from batchgen.prompts.shots import render_shots
 from batchgen.prompts.source import (
     PromptSpec,
@@ -21,13 +24,12 @@ from batchgen.prompts.source import (
     check_normalize,
     check_tokenizer,
     check_type,
-    probe_chat,
     settle_format,
     settle_source,
 )
-from batchgen.prompts.special import ContentGuard
+from batchgen.prompts.special import SpecialTokens
 from batchgen.prompts.template import RowTemplate
-from batchgen.prompts.tokenizer import Tokenizer, render_chat
+from batchgen.prompts.tokenizer import Tokenizer, has_chat_template
 from batchgen.prompts.values import Unreadable, python_rows, python_values
 
 # Stands for a row's own text in a chat template; a private-use character.
@@ -48,11 +50,11 @@ class Text:
 
     Attributes:
         text: the whole prompt.
-        hides: in it stand characters for spellings that stay text (see ``ContentGuard.hide``).
+        is_marked: its special tokens are those marked in it (see ``marks``), and no others.
     """
 
     text: str
-    hides: bool = False
+    is_marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class Renderer:
         columns: the input columns to read, those of per-row sampling included.
         normalizer: what ``prompt.normalize`` has changed so far.
         field_orders: the order of ``fields`` in each row; None for the order given.
+        special: tells the tokenizer's special tokens from text.
+        chat_template: the model's, where it has one.
     """
 
     def __init__(self, spec: PromptSpec, schema: pa.Schema, tokenizer: Tokenizer | None) -> None:
@@ -95,43 +99,49 @@ class Renderer:
         self.normalizer = Normalizer(spec.normalize)
         self.field_orders: FieldOrders | None = None
         self.format: str | None = None
+        self.special = SpecialTokens(tokenizer)
+        self.chat_template = (
+            ChatTemplate(tokenizer, self.special.marks) if has_chat_template(tokenizer) else None
+        )
         if self.source is Source.TEMPLATE:
             self.format = settle_format(spec.format, tokenizer)
             self._prepare_template(spec, schema.names, tokenizer)
         own = (self._column,) if self._column is not None else self._template.columns
         check_normalize(spec.normalize, self.source, own)
         self._is_frame = self._column in spec.normalize.columns
+        self._probe_chat()
         self.columns: tuple[str, ...] = tuple(dict.fromkeys((*own, *sampling_columns(schema))))
 
     def _prepare_template(
         self, spec: PromptSpec, names: Sequence[str], tokenizer: Tokenizer | None
     ) -> None:
-        # In a chat the spelling of a special token is kept as text later, in all messages.
-        self._guard = ContentGuard(tokenizer) if self.format == "plain" else None
-        self._head_hides = False
+        # In a chat all messages are data to the chat template, our template's text included.
+        marks = self.special.marks if self.format == "plain" else Marks(())
         own = self.normalizer
         rewrite = (lambda text, is_end: own.part(text, is_whole=is_end)) if own.is_on else None
         self._template = RowTemplate(
-            spec.template or "", names, rewrite=rewrite, fields=spec.fields
+            spec.template or "",
+            names,
+            rewrite=rewrite,
+            fields=spec.fields,
+            marks=marks,
         )
-        rows = self._shots([own.shot(row) for row in spec.shots])
+        rows = [own.shot(row) for row in spec.shots]
         places = spec.shot_places or [f"shot {number}" for number in range(len(rows))]
         shots = own.shots(render_shots(rows, self._template, spec.answer_column, places))
         system = own.system(spec.system) if spec.system else ""
-        separator = own.part(spec.separator, is_whole=False)
-        answer_prefix = own.part(spec.answer_prefix, is_whole=False)
+        separator = marks.mark(own.part(spec.separator, is_whole=False))
+        answer_prefix = marks.mark(own.part(spec.answer_prefix, is_whole=False))
         self._head_messages: list[Message] = []
         if system:
             self._head_messages.append({"role": "system", "content": system})
         for question, answer in shots:
             self._head_messages.append({"role": "user", "content": question})
             self._head_messages.append({"role": "assistant", "content": answer})
-        self._head_text = system + separator if system else ""
+        self._head_text = marks.mark(system) + separator if system else ""
         self._head_text += "".join(
             question + answer_prefix + answer + separator for question, answer in shots
         )
-        if self.format == "chat":
-            probe_chat(self._chat("?").messages, tokenizer)
 
     def render(self, table: pa.RecordBatch, first_row: int = 0) -> list[Prompt | RowError]:
         """Render a batch; the result has one entry for each row, in order.
@@ -151,20 +161,32 @@ class Renderer:
         make = self._text if self.source is Source.TEXT else self._messages
         return [make(value) for value in python_values(column)]
 
-    def shared_head(self, tokenizer: Tokenizer | None) -> str | None:
+    def shared_head(self) -> str | None:
         """Give the text with which every row's prompt begins, special tokens spelt out.
 
         Returns:
-            None where a row brings its own beginning, all rows are the same, or a shot spells
-            a special token that is to stay text.
+            None where a row brings its own beginning, or all rows are the same.
         """
-        if self.source is not Source.TEMPLATE or not self._template.columns or self._head_hides:
+        if self.source is not Source.TEMPLATE or not self._template.columns:
             return None
-        lead = self._template.lead
-        if self.format == "plain":
-            return self._head_text + lead
-        head, mark, _ = render_chat(tokenizer, self._chat(lead + _MARK).messages).partition(_MARK)
+        prompt = self._prompt(self._template.lead + _MARK)
+        text = prompt.text if isinstance(prompt, Text) else self.render_chat(prompt)
+        head, mark, _ = self.special.marks.plain(text).partition(_MARK)
         return head if mark else None
+
+    def render_chat(self, chat: Chat) -> str:
+        """Render messages through the model's chat template; its special tokens are marked.
+
+        Raises:
+            ValueError: the chat template refuses or fails on these messages.
+        """
+        assert self.chat_template is not None
+        return self.chat_template.render(chat.messages)
+
+    def _prompt(self, text: str) -> Text | Chat:
+        if self.format == "chat":
+            return self._chat(text)
+        return Text(self._head_text + text, is_marked=True)
 
     def _render_template(
         self, row: Mapping[str, Any] | Unreadable, position: int
@@ -173,27 +195,34 @@ class Renderer:
             return RowError(RowErrorType.TEMPLATE_ERROR, str(row))
         order = self.field_orders.of(position) if self.field_orders is not None else ()
         try:
-            values, hides = self.normalizer.row(row), False
-            if self._guard is not None:
-                values, hides = self._guard.hide(values, always=self._head_hides)
-            text = self._template.render(values, order)
+            text = self._template.render(self.normalizer.row(row), order)
         except ValueError as error:
             return RowError(RowErrorType.TEMPLATE_ERROR, str(error))
         if not text:
             return RowError(RowErrorType.EMPTY_PROMPT, "prompt.template gave an empty text")
-        if self.format == "chat":
-            return self._chat(text)
-        return Text(self._head_text + text, hides)
+        return self._prompt(text)
 
-    def _shots(self, shots: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Hide what the shots of a plain prompt spell."""
-        if self._guard is None:
-            return list(shots)
+    def _probe_chat(self) -> None:
+        """Try the job's messages on the chat template: better said once than on every row."""
+        if self.source is not Source.MESSAGES and self.format != "chat":
+            return
+        messages = [] if self.source is Source.MESSAGES else self._head_messages
+        chat = Chat([*messages, {"role": "user", "content": "?"}])
         try:
-            hidden, self._head_hides = self._guard.hide(list(shots))
+            self.render_chat(chat)
+        except LimitError as error:
+            raise UsageError(
+                f"{error}; set model.tokenizer to one with another template"
+            ) from error
         except ValueError as error:
-            raise UsageError(f"prompt.shots_file: {error}") from error
-        return list(hidden)
+            if self.source is Source.MESSAGES:
+                # The rows' own messages may be others.
+                return
+            roles = ", ".join(message["role"] for message in chat.messages)
+            raise UsageError(
+                f"the model's chat template refuses the messages of this job ({roles}): {error}. "
+                "Leave out what it names, or set prompt.format=plain"
+            ) from error
 
     def _chat(self, text: str) -> Chat:
         return Chat([*self._head_messages, {"role": "user", "content": text}])

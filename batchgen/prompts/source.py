@@ -9,9 +9,8 @@ import pyarrow as pa
 
 from batchgen.errors import UsageError, listed
 from batchgen.prompts.columns import close_matches, is_list_of, is_text
-from batchgen.prompts.messages import Message
 from batchgen.prompts.normalize.rules import NormalizeSpec
-from batchgen.prompts.tokenizer import Tokenizer, has_chat_template, render_chat
+from batchgen.prompts.tokenizer import Tokenizer, has_chat_template
 
 DEFAULT_TOKEN_IDS_COLUMN = "prompt_token_ids"
 DEFAULT_MESSAGES_COLUMN = "messages"
@@ -211,20 +210,3 @@ def settle_format(asked: str, tokenizer: Tokenizer | None) -> str:
     if asked == "auto":
         return "chat" if has_chat_template(tokenizer) else "plain"
     return asked
-
-
-def probe_chat(messages: list[Message], tokenizer: Tokenizer | None) -> None:
-    """Try the job's messages on the model's chat template.
-
-    Raises:
-        UsageError: it refuses them.
-    """
-    # Some models refuse a system message: better said once than on every row.
-    try:
-        render_chat(tokenizer, messages)
-    except ValueError as error:
-        roles = ", ".join(message["role"] for message in messages)
-        raise UsageError(
-            f"the model's chat template refuses the messages of this job ({roles}): {error}. "
-            "Leave out what it names, or set prompt.format=plain"
-        ) from error

@@ -1,6 +1,6 @@
 """The Jinja template that turns a row's columns into the row's text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, cast
 
@@ -9,7 +9,8 @@ from jinja2 import meta, nodes
 
 from batchgen.errors import UsageError, listed
 from batchgen.prompts.columns import close_matches
-from batchgen.prompts.sandbox import LimitedEnvironment, printed_object
+from batchgen.prompts.marks import Marks
+from batchgen.prompts.sandbox import Environment
 
 FIELDS = "fields"
 
@@ -20,7 +21,7 @@ class RowTemplate:
     Jinja's own whitespace rules hold: one newline at the very end of the source is
     dropped (editors put it there), everything else is kept. Undefined names are errors,
     and so is printing a null; write ``{{ column or '' }}`` where a null is expected. What a
-    row's template may compute is limited (see ``sandbox``).
+    rendering may take is limited (see ``sandbox``).
 
     Attributes:
         columns: the input columns the template reads, in the input's order.
@@ -34,6 +35,7 @@ class RowTemplate:
         *,
         rewrite: Callable[[str, bool], str] | None = None,
         fields: Sequence[str] = (),
+        marks: Marks | None = None,
     ) -> None:
         """Compile the template and find its columns.
 
@@ -42,23 +44,21 @@ class RowTemplate:
                 template's end.
             fields: columns that the template finds, as pairs of name and value, in
                 ``fields``.
+            marks: of the special tokens that the template's own text may spell; by default
+                it spells none.
 
         Raises:
             UsageError: a syntax error, a name that is no column, or an include.
         """
-        self._source = source
-        environment = LimitedEnvironment()
-        self._limits = environment.limits
+        environment = Environment(marks or Marks(()), undefined=_Undefined, printed=_printed)
+        self._environment = environment
         try:
             tree = environment.parse(source)
             if rewrite is not None:
                 _rewrite_texts(tree, rewrite)
-            names = meta.find_undeclared_variables(tree)
+            names = _names(environment, tree)
         except jinja2.TemplateSyntaxError as error:
             raise UsageError(f"prompt.template, line {error.lineno}: {error.message}") from error
-        except jinja2.TemplateRuntimeError as error:
-            # Jinja computes what holds no name before it sees a row.
-            raise UsageError(f"prompt.template: {error}") from error
         except RecursionError as error:
             raise UsageError("prompt.template is nested too deeply") from error
         if any(True for _ in meta.find_referenced_templates(tree)):
@@ -73,7 +73,7 @@ class RowTemplate:
         self._template = _compiled(environment, tree)
 
     def render(self, values: Mapping[str, Any], order: Sequence[str] = ()) -> str:
-        """Render one row.
+        """Render one row; special tokens of the template's own text are marked.
 
         Args:
             values: at least the values of ``columns``.
@@ -83,21 +83,47 @@ class RowTemplate:
             ValueError: the template failed on this row; the message says on what.
         """
         row = {name: values[name] for name in self.columns}
-        self._limits.begin()
         try:
             pairs = [(name, values[name]) for name in order or self._fields]
-            text = self._template.render({**row, FIELDS: pairs} if self._fields else row)
-            found = printed_object(text, row, self._source)
-            if found is not None:
-                raise ValueError(f"{found} is no text")
+            seen = {**row, FIELDS: pairs} if self._fields else row
+            return self._environment.render(self._template, seen)
         except Exception as error:
             nulls = [name for name, value in row.items() if value is None]
             hint = f" (null in this row: {', '.join(nulls)})" if nulls else ""
             raise ValueError(f"prompt.template: {error}{hint}") from error
-        return text
 
 
-def _compiled(environment: LimitedEnvironment, tree: jinja2.nodes.Template) -> jinja2.Template:
+class _Undefined(jinja2.StrictUndefined):
+    """What is not there; in a printed list, too, where Python would write "Undefined"."""
+
+    __repr__ = jinja2.StrictUndefined.__str__
+
+
+def _printed(value: Any) -> Any:
+    """Refuse to print what is no text, number or the like."""
+    if value is None:
+        raise ValueError(
+            "a null value would be printed as 'None'; say what stands for it, as in "
+            "{{ column or '' }}"
+        )
+    if callable(value) and not isinstance(value, jinja2.Undefined):
+        name = getattr(value, "__name__", type(value).__name__)
+        raise ValueError(f"'{name}' is a function, not a value; a key is written ['{name}']")
+    if isinstance(value, Iterator):
+        raise ValueError("a filter's items would be printed as an object; write ... | list")
+    return value
+
+
+def _names(environment: Environment, tree: nodes.Template) -> set[str]:
+    """Return the names that a template takes from outside."""
+    generator = meta.TrackingCodeGenerator(environment)
+    # It would compute what holds no name, and put the results into the tree.
+    generator.optimizer = None
+    generator.visit(tree)
+    return generator.undeclared_identifiers
+
+
+def _compiled(environment: Environment, tree: jinja2.nodes.Template) -> jinja2.Template:
     try:
         return environment.compiled(tree)
     except jinja2.TemplateSyntaxError as error:

@@ -61,7 +61,7 @@ def tokenize_batches(
     Yields:
         Batches of the :class:`~batchgen.prompts.store.PromptStore` schema.
     """
-    encoder = PromptEncoder(renderer.source, tokenizer, limits)
+    encoder = PromptEncoder(renderer, tokenizer, limits)
     row_sampling = RowSampling(sampling, output_problem)
     for batch in rows:
         prompts = renderer.render(batch.table, batch.first_row_index)

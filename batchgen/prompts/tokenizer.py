@@ -54,44 +54,6 @@ def has_chat_template(tokenizer: Tokenizer | None) -> bool:
     return tokenizer is not None and bool(tokenizer.chat_template)
 
 
-def render_chat(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]) -> str:
-    """Render messages up to where the assistant's answer begins.
-
-    Raises:
-        ValueError: the chat template refuses or fails on these messages.
-    """
-    try:
-        text: str = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
-        )
-    except Exception as error:
-        # A template is a program of the model's author: it raises what it likes.
-        raise ValueError(f"chat template: {error}") from error
-    return text
-
-
-def end_of_turn(tokenizer: Tokenizer) -> int | None:
-    """Give the special token with which the chat template ends an answer.
-
-    Returns None where there is no template, or what it puts behind an answer is no special token.
-    """
-    if not has_chat_template(tokenizer):
-        return None
-    answer = "answer"
-    chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
-    try:
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
-    except Exception:  # a template is a program of the model's author: it raises what it likes
-        return None
-    behind = text.rpartition(answer)[2].lstrip()
-    ends = [
-        (len(token.content), int(token_id))
-        for token_id, token in tokenizer.added_tokens_decoder.items()
-        if token.special and token.content and behind.startswith(token.content)
-    ]
-    return max(ends)[1] if ends else None
-
-
 def encode(
     tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
 ) -> list[list[int]]:

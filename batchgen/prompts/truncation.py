@@ -74,7 +74,7 @@ class Truncation:
         self._sampling = sampling
         self._output_tokens = output_tokens
         unlimited = replace(limits, max_model_len=_UNLIMITED)
-        self._encoder = PromptEncoder(renderer.source, tokenizer, unlimited)
+        self._encoder = PromptEncoder(renderer, tokenizer, unlimited)
         added = {} if tokenizer is None else tokenizer.added_tokens_decoder
         special = [token_id for token_id, token in added.items() if token.special]
         self._special = np.array(special, dtype=np.int64)

@@ -6,7 +6,6 @@ from transformers import AutoTokenizer
 
 from batchgen.prompts.render import Renderer
 from batchgen.prompts.source import PromptSpec
-from batchgen.prompts.tokenizer import render_chat
 from tests.realdata import ROOT
 
 PAGE = (ROOT / "docs" / "prompts.md").read_text("utf-8")
@@ -25,6 +24,10 @@ def _prompt(spec, column, value, tokenizer):
     return prompt
 
 
+def _rendered(chat, tokenizer):
+    return tokenizer.apply_chat_template(chat.messages, tokenize=False, add_generation_prompt=True)
+
+
 @pytest.mark.parametrize("prompt_format", ["plain", "chat", "auto"])
 def test_the_template_example_renders_as_shown(prompt_format, tokenizer):
     spec = PromptSpec(
@@ -32,14 +35,14 @@ def test_the_template_example_renders_as_shown(prompt_format, tokenizer):
     )
     prompt = _prompt(spec, "text", "works as promised.", tokenizer)
     is_plain = prompt_format == "plain"
-    text = prompt.text if is_plain else render_chat(tokenizer, prompt.messages)
+    text = prompt.text if is_plain else _rendered(prompt, tokenizer)
     assert f"```\n{text.rstrip()}\n```" in PAGE
 
 
 def test_the_messages_example_renders_as_shown(tokenizer):
     messages = [{"role": "user", "content": "Name a river in France."}]
     prompt = _prompt(PromptSpec(), "messages", messages, tokenizer)
-    assert f"\n\n{render_chat(tokenizer, prompt.messages).rstrip()}\n```" in PAGE
+    assert f"\n\n{_rendered(prompt, tokenizer).rstrip()}\n```" in PAGE
 
 
 def test_the_token_ids_are_those_of_the_prompt_example(tokenizer):

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from batchgen.prompts.fields.orders import FieldOrders, find_orders
 from batchgen.prompts.render import Renderer, Text
 from batchgen.prompts.source import PromptSpec
 from tests.tiny_tokenizers import make
+
+templated = partial(Text, is_marked=True)
 
 TABLES = st.integers(1, 4).flatmap(
     lambda fields: st.lists(
@@ -168,13 +171,13 @@ def rendered(rows: list[dict[str, Any]], orders: FieldOrders | None = None, **ke
 def test_a_template_lists_the_fields_in_each_rows_own_order():
     orders = FieldOrders(["a", "b"], [(0, 1), (1, 0)], np.array([0, 1, 0]))
     prompts = rendered([{"a": 1, "b": 2}, {"a": 3, "b": 4}], orders)
-    assert prompts == [Text("b: 2\na: 1\nAnswer:"), Text("a: 3\nb: 4\nAnswer:")]
+    assert prompts == [templated("b: 2\na: 1\nAnswer:"), templated("a: 3\nb: 4\nAnswer:")]
 
 
 def test_without_an_order_the_fields_stand_as_they_were_given_in_shots_too():
     shots = [{"a": 7, "b": 8, "answer": "yes"}]
     (prompt,) = rendered([{"b": 2, "a": 1}], shots=shots, separator="|")
-    assert prompt == Text("a: 7\nb: 8\nAnswer: yes|a: 1\nb: 2\nAnswer:")
+    assert prompt == templated("a: 7\nb: 8\nAnswer: yes|a: 1\nb: 2\nAnswer:")
 
 
 def test_a_null_field_is_a_row_error_unless_the_template_expects_it():
@@ -182,7 +185,7 @@ def test_a_null_field_is_a_row_error_unless_the_template_expects_it():
     assert isinstance(error, RowError)
     assert "null" in error.message
     guarded = LISTING.replace("{{ value }}", "{{ value if value is not none }}")
-    assert rendered([{"a": None, "b": 2}], template=guarded) == [Text("a: \nb: 2\nAnswer:")]
+    assert rendered([{"a": None, "b": 2}], template=guarded) == [templated("a: \nb: 2\nAnswer:")]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """``prompt.normalize``: the frame is spelt in one way, content is left as it is."""
 
 import unicodedata
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,8 @@ from batchgen.prompts.normalize.rules import NormalizeSpec, TextRules
 from batchgen.prompts.render import Chat, Renderer, Text
 from batchgen.prompts.source import PromptSpec
 from tests.tiny_tokenizers import make
+
+templated = partial(Text, is_marked=True)
 
 CAFE = "cafe\u0301"
 ALL = NormalizeSpec("nfc", True, True, True, True, True)
@@ -39,7 +42,7 @@ def test_the_jobs_own_texts_change_and_a_columns_content_does_not():
         normalize=ALL,
     )
     (prompt,), renderer = rendered(job, [{"text": content}])
-    assert prompt == Text(f"café is\n\n a place\ncafé:\n{content}\nend café")
+    assert prompt == templated(f"café is\n\n a place\ncafé:\n{content}\nend café")
     changes = renderer.normalizer.changes
     assert set(changes.parts) >= {"unicode", "trailing_space", "system_text"}
     assert not changes.rows
@@ -49,14 +52,14 @@ def test_the_jobs_own_texts_change_and_a_columns_content_does_not():
 def test_without_a_rule_every_byte_is_kept_and_nothing_is_counted():
     text = f"{CAFE} \u2028 {{{{ text }}}} \t"
     (prompt,), renderer = rendered(spec(template=text), [{"text": CAFE}])
-    assert prompt == Text(f"{CAFE} \u2028 {CAFE} \t")
+    assert prompt == templated(f"{CAFE} \u2028 {CAFE} \t")
     assert renderer.normalizer.changes.describe() is None
 
 
 def test_a_blank_before_a_column_is_no_trailing_space():
     rule = NormalizeSpec(trailing_space=True)
     job = spec(template="Review: {{ text }} \nLabel: ", normalize=rule)
-    assert rendered(job, [{"text": "x"}])[0] == [Text("Review: x\nLabel:")]
+    assert rendered(job, [{"text": "x"}])[0] == [templated("Review: x\nLabel:")]
 
 
 def test_shots_are_sorted_by_their_text_only_where_that_is_asked():
@@ -65,7 +68,7 @@ def test_shots_are_sorted_by_their_text_only_where_that_is_asked():
         rule = NormalizeSpec(shots_order=is_sorted)
         job = spec(template="{{ text }}", shots=shots, separator="|", normalize=rule)
         (prompt,), renderer = rendered(job, [{"text": "z"}])
-        assert prompt == Text(f"{head}z")
+        assert prompt == templated(f"{head}z")
         assert renderer.normalizer.changes.parts["shots_order"] == is_sorted
 
 
@@ -77,7 +80,7 @@ def test_a_named_column_of_shots_is_put_in_order_and_counted_by_row():
         normalize=NormalizeSpec("nfc", trailing_space=True, shots_order=True, columns=("shots",)),
     )
     prompts, renderer = rendered(job, rows)
-    assert prompts == [Text("b=2;a=café;t "), Text("b=2;a=café;u ")]
+    assert prompts == [templated("b=2;a=café;t "), templated("b=2;a=café;u ")]
     assert renderer.normalizer.changes.rows == {"unicode": 2, "trailing_space": 2, "shots_order": 1}
 
 

@@ -1,5 +1,6 @@
 """A head that is tokenised once gives the ids of every whole text."""
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +12,8 @@ from batchgen.prompts import heads
 from batchgen.prompts.encoder import PromptEncoder
 from batchgen.prompts.heads import can_be_cut, head_length
 from batchgen.prompts.limits import Limits
-from batchgen.prompts.render import Chat, Text
-from batchgen.prompts.source import Source
+from batchgen.prompts.render import Chat, Renderer, Text
+from batchgen.prompts.source import PromptSpec
 from tests.tiny_tokenizers import make
 
 LIMITS = Limits(max_model_len=10_000, vocab_size=100_000)
@@ -35,6 +36,11 @@ BLANKS = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u2028"]
 MARKS = ["e\u0301", "\u00e9", "\u0301", "\u4e2d"]
 PIECES = st.sampled_from([*WORDS, *BLANKS, *MARKS])
 TEXTS = st.lists(PIECES, max_size=12).map("".join)
+
+
+def encoder_of(column, tokenizer):
+    renderer = Renderer(PromptSpec(), pa.schema([(column, pa.string())]), tokenizer)
+    return PromptEncoder(renderer, tokenizer, LIMITS)
 
 
 def splitting_like(name, *, kind="bytes", adds_bos=False):
@@ -70,7 +76,7 @@ def test_a_batch_with_a_common_head_has_the_ids_of_its_texts_one_by_one(
 ):
     tokenizer = TOKENIZERS[which]
     head = "<s>" * begins_with_bos + "The quick brown fox jumps over the lazy dog. " * 2 + middle
-    encoder = PromptEncoder(Source.TEXT, tokenizer, LIMITS)
+    encoder = encoder_of("prompt", tokenizer)
     together = encoder.encode([Text(head + tail) for tail in tails])
     alone = [encoder.encode([Text(head + tail)])[0] for tail in tails]
     assert [ids.tolist() for ids in together] == [ids.tolist() for ids in alone]
@@ -81,7 +87,7 @@ def test_chats_with_a_common_head_have_the_ids_of_the_chat_template(which, conte
     tokenizer = TOKENIZERS[which]
     system = {"role": "system", "content": "The answer is in the end of the story. " * 3}
     chats = [[system, {"role": "user", "content": content}] for content in contents]
-    encoder = PromptEncoder(Source.MESSAGES, tokenizer, LIMITS)
+    encoder = encoder_of("messages", tokenizer)
     together = encoder.encode([Chat(chat) for chat in chats])
     alone = [encoder.encode([Chat(chat)])[0] for chat in chats]
     assert [ids.tolist() for ids in together] == [ids.tolist() for ids in alone]
@@ -96,7 +102,7 @@ def test_the_head_is_read_once_for_all_batches(tokenizer, monkeypatch):
         ),
     )
     head = "the quick brown fox jumps over the lazy dog " * 3
-    encoder = PromptEncoder(Source.TEXT, tokenizer, LIMITS)
+    encoder = encoder_of("prompt", tokenizer)
     for batch in range(3):
         encoder.encode([Text(f"{head}{batch}.{row}") for row in range(4)])
     assert sum(text.startswith(head.rstrip()) for text in seen) == 1
@@ -105,7 +111,7 @@ def test_the_head_is_read_once_for_all_batches(tokenizer, monkeypatch):
 
 def test_one_text_that_the_tokenizer_refuses_leaves_the_others(tokenizer):
     head = "the quick brown fox jumps over the lazy dog " * 3
-    encoder = PromptEncoder(Source.TEXT, tokenizer, LIMITS)
+    encoder = encoder_of("prompt", tokenizer)
     good, bad, last = encoder.encode([Text(head + tail) for tail in ("x", "\ud800", "y")])
     assert bad.type is RowErrorType.INVALID_MESSAGES
     assert tokenizer.decode(good) == head + "x"

@@ -1,5 +1,6 @@
 import json
 import re
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -8,6 +9,8 @@ import pytest
 from batchgen.errors import RowError, RowErrorType, UsageError
 from batchgen.prompts.render import Chat, Renderer, Text, TokenIds
 from batchgen.prompts.source import PromptSpec, Source
+
+templated = partial(Text, is_marked=True)
 
 TEXT = pa.schema([("prompt", pa.string())])
 ALL = pa.schema(
@@ -118,7 +121,7 @@ def test_the_plain_format_is_the_documented_concatenation(tokenizer):
         template="Review: {{ review }}\nLabel:", format="plain", system="Be brief.", shots=SHOTS
     )
     assert rendered(spec, [{"review": "so so"}], ALL, tokenizer) == [
-        Text(
+        templated(
             "Be brief.\n\nReview: fine\nLabel: pos\n\nReview: bad\nLabel: 2\n\n"
             "Review: so so\nLabel:"
         )
@@ -126,7 +129,7 @@ def test_the_plain_format_is_the_documented_concatenation(tokenizer):
     spec = PromptSpec(
         template="{{ review }}", format="plain", shots=SHOTS, separator="|", answer_prefix="="
     )
-    assert rendered(spec, [{"review": "x"}], ALL, tokenizer) == [Text("fine=pos|bad=2|x")]
+    assert rendered(spec, [{"review": "x"}], ALL, tokenizer) == [templated("fine=pos|bad=2|x")]
 
 
 def test_the_chat_format_puts_system_and_shots_before_the_row(tokenizer):
@@ -163,7 +166,7 @@ def test_a_row_that_breaks_the_template_names_what_it_broke_on(tokenizer):
     spec = PromptSpec(template="{{ review }} {{ 10 // score }}", format="plain")
     rows = [{"review": "a", "score": 2}, {"review": None, "score": 1}, {"review": "b", "score": 0}]
     good, null, zero = rendered(spec, rows, schema, tokenizer)
-    assert good == Text("a 5")
+    assert good == templated("a 5")
     assert null.type is zero.type is RowErrorType.TEMPLATE_ERROR
     assert "null in this row: review" in null.message
     assert "zero" in zero.message
@@ -181,12 +184,12 @@ def test_nulls_can_be_handled_in_the_template(tokenizer):
     spec = PromptSpec(
         template="{{ review or 'nothing' }}{% if prompt %}!{% endif %}", format="plain"
     )
-    assert rendered(spec, [{"review": None}], ALL, tokenizer) == [Text("nothing")]
+    assert rendered(spec, [{"review": None}], ALL, tokenizer) == [templated("nothing")]
 
 
 def test_a_template_drops_one_final_newline_and_keeps_all_else(tokenizer):
     spec = PromptSpec(template=" {{ review }}\n\n", format="plain")
-    assert rendered(spec, [{"review": "x\n"}], ALL, tokenizer) == [Text(" x\n\n")]
+    assert rendered(spec, [{"review": "x\n"}], ALL, tokenizer) == [templated(" x\n\n")]
 
 
 def test_a_template_cannot_reach_into_python(tokenizer):
@@ -200,7 +203,7 @@ def test_a_template_without_columns_renders_once_a_row(tokenizer):
     renderer = Renderer(spec, ALL, tokenizer)
     assert renderer.columns == ()
     table = pa.RecordBatch.from_pylist([{"prompt": "a"}, {"prompt": "b"}])
-    assert renderer.render(table) == [Text("Tell a joke.")] * 2
+    assert renderer.render(table) == [templated("Tell a joke.")] * 2
 
 
 def test_an_empty_row_text_is_an_error_even_after_shots(tokenizer):
@@ -221,7 +224,7 @@ def test_shots_are_rendered_once_and_not_once_a_row(tokenizer):
     shots = [{"review": Counted("seen"), "answer": "yes"}]
     spec = PromptSpec(template="{{ review }}", shots=shots, format="plain")
     results = rendered(spec, [{"review": "x"}] * 50, ALL, tokenizer)
-    assert results == [Text("seen yes\n\nx")] * 50
+    assert results == [templated("seen yes\n\nx")] * 50
     assert Counted.prints == 1
 
 

@@ -115,7 +115,7 @@ def test_such_a_row_fails_alone(base_tokenizer) -> None:
     failed, text = Renderer(spec, table.schema, base_tokenizer).render(table)
     assert isinstance(failed, RowError)
     assert failed.type is RowErrorType.TEMPLATE_ERROR
-    assert text == Text("1970", hides=False)
+    assert text == Text("1970", is_marked=True)
 
 
 def test_a_zone_that_nobody_knows_fails_the_rows_that_have_a_time(tmp_path) -> None:

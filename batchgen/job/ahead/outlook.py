@@ -231,7 +231,7 @@ def _field_orders(
 
 def _merged_end(inputs: JobInputs, planned: JobPlan) -> MergedEnd | None:
     """Look whether the template's beginning ends inside a token, in the first rows."""
-    head = inputs.renderer.shared_head(inputs.tokenizer)
+    head = inputs.renderer.shared_head()
     if not head:
         return None
     store = planned.store

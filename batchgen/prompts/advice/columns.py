@@ -23,7 +23,7 @@ from batchgen.prompts.encoder import PromptEncoder
 from batchgen.prompts.limits import Limits
 from batchgen.prompts.order import IdsOf, Rows, common_prefix, neighbour_lcp, prefix_order
 from batchgen.prompts.render import Renderer
-from batchgen.prompts.source import PromptSpec, Source
+from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.template import RowTemplate
 from batchgen.prompts.tokenizer import Tokenizer
 from batchgen.prompts.values import Unreadable, python_rows
@@ -104,7 +104,7 @@ def advise(
         moves = _promising(spec.template, schema.names, sample)
         if not moves:
             return None
-        encoder = PromptEncoder(Source.TEMPLATE, tokenizer, limits)
+        encoder = PromptEncoder(Renderer(spec, schema, tokenizer), tokenizer, limits)
         job = _Job(spec, schema, tokenizer, encoder, ids, shared)
         return _best_move(job, moves, sample)
     except (UsageError, jinja2.TemplateSyntaxError):
