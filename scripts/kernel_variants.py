@@ -2,7 +2,7 @@
 
 A variant is what Triton compiles once: a kernel, the dtypes of its tensors, which of them are
 absent, its constants, and the compiler's options. Launches follow from a step's bounds alone
-(batchgen/runtime/paged_inputs.py). So the variants are found by asking the engine itself, on
+(batchgen/runtime/attention_metadata.py). So the variants are found by asking the engine itself, on
 tensors without content: steps on either side of every border that its choices have, each with the
 launches that it would start. A test holds the list against steps of any size.
 """
@@ -23,11 +23,11 @@ from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 from batchgen.kernels.reference import AttentionOptions
+from batchgen.kernels.triton.batch import KVScales
 from batchgen.kernels.triton.launch import Launch, Target
-from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.tiles import MANY_QUERIES, AttentionTile, attention_tile
+from batchgen.runtime.attention_metadata import AttentionMetadata, InputShape
 from batchgen.runtime.kv_cache import KVCache, LayerGeometry
-from batchgen.runtime.paged_inputs import InputShape, PagedInputs
 from batchgen.runtime.triton_attention import TritonAttention
 
 META = torch.device("meta")
@@ -107,7 +107,7 @@ def step_launches(
 ) -> list[Launch]:
     """Give what the engine launches for a layer in a step."""
     attention = TritonAttention([layer.geometry], deterministic=deterministic, target=target)
-    inputs = PagedInputs(shape, layer.block_size)
+    inputs = AttentionMetadata(shape, layer.block_size)
     array = torch.empty(inputs.size, dtype=torch.int32, device=META)
     step = attention.over(inputs, array, layer.cache())
     of_model: Any = SimpleNamespace(layer_idx=0)

@@ -14,14 +14,14 @@ from batchgen.engine.preemption import PreemptionCosts
 from batchgen.engine.request import FinishReason, Request
 from batchgen.engine.step import IntArray, StepOutput, StepPlan
 from batchgen.engine.stopping import StopRules
+from batchgen.runtime.attention import ModelForward
 from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
 from batchgen.runtime.device.cuda import device_of
 from batchgen.runtime.device.graphs import CapturableBackend, DecodeGraphs
 from batchgen.runtime.executor import ModelExecutor
-from batchgen.runtime.forward import ModelForward
 from batchgen.runtime.kv_cache import KVCache, kv_bytes_per_token
-from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.model import LoadedModel
+from batchgen.runtime.shared_prefixes import SharedPrefix
 
 
 class Machine(Protocol):

@@ -6,7 +6,7 @@
 One layer's attention in a decode step, for several numbers of rows and shared tokens, with
 ``engine.shared_prefix_attention`` on and off; what is printed is off over on, so above 1 it
 pays. The last line names the least rows times shared tokens from which on it always paid:
-``_MIN_SHARED_READS`` of batchgen/runtime/layout.py. Let nothing else run meanwhile.
+``_MIN_SHARED_READS`` of batchgen/runtime/shared_prefixes.py. Let nothing else run meanwhile.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from job_rows import positive
 
 from batchgen.engine.step import SampleBatch, StepPlan
 from batchgen.kernels.cascade import CascadeLayout, cascade_attention
-from batchgen.runtime.layout import SharedPrefix, cascade_layout
+from batchgen.runtime.shared_prefixes import SharedPrefix, cascade_layout
 
 BLOCK_SIZE = 16
 ROWS = (2, 4, 8, 16, 64)

@@ -16,7 +16,7 @@ from batchgen.engine.scheduler import (
     SchedulerLimits,
 )
 from batchgen.engine.stopping import StopRules
-from batchgen.kernels.triton.scales import KVScales
+from batchgen.kernels.triton.batch import KVScales
 from batchgen.runtime.attention import AttentionBackend
 from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
 from batchgen.runtime.executor import ModelExecutor

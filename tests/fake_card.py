@@ -3,8 +3,8 @@
 from batchgen.runtime.memory import GIB
 
 
-class FakeCard:
-    """See :class:`batchgen.runtime.card.Card`; ``peaks`` are what it says one after another."""
+class FakeDeviceMemory:
+    """See :class:`batchgen.runtime.memory.DeviceMemory`."""
 
     def __init__(self, total_gib: int, ours_gib: int, others_gib: int, peak_gib: int = 0) -> None:
         self._total, self._ours, self._others = (g * GIB for g in (total_gib, ours_gib, others_gib))

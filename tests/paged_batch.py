@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from gpu_check_parts.batches import Batch, Shape, make_batch
 
-from batchgen.kernels.triton.scales import KVScales
+from batchgen.kernels.triton.batch import KVScales
 
 
 def tiny_shape(heads: int = 4, kv_heads: int = 2, size: int = 16, **given: Any) -> Shape:

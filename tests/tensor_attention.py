@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from batchgen.kernels.reference import AttentionOptions
-from batchgen.runtime.paged_inputs import PagedInputs
+from batchgen.runtime.attention_metadata import AttentionMetadata
 from batchgen.runtime.torch_attention import TorchAttention
 
 
@@ -19,7 +19,7 @@ class TensorAttention(TorchAttention):
     def shared_runs(self, plan: Any, block_size: int) -> list[Any]:
         return []
 
-    def over(self, inputs: PagedInputs, array: torch.Tensor, cache: Any) -> "_Decode":
+    def over(self, inputs: AttentionMetadata, array: torch.Tensor, cache: Any) -> "_Decode":
         return _Decode(inputs.find(array), cache)
 
 

@@ -22,24 +22,22 @@ from batchgen.engine.stopping import StopRules
 from batchgen.errors import UsageError
 from batchgen.job.front import model_source
 from batchgen.job.pool_size import BesidePool, num_swap_blocks, size_pool
-from batchgen.runtime.attention import AttentionBackend
+from batchgen.runtime.attention import AttentionBackend, ModelForward
 from batchgen.runtime.backends import AttentionName, AttentionNeeds, choose_attention
-from batchgen.runtime.debug import DebugExecutor
+from batchgen.runtime.cpu.fixed_rows import fix_row_counts
+from batchgen.runtime.cpu.threads import use_threads
+from batchgen.runtime.debug import CheckingExecutor
 from batchgen.runtime.device.api import Device
-from batchgen.runtime.device.card import Card, CudaCard
 from batchgen.runtime.device.cuda import device_of
 from batchgen.runtime.device.graphs import CapturableBackend, DecodeGraphs
 from batchgen.runtime.device.swap import staging_bytes
 from batchgen.runtime.executor import ModelExecutor
-from batchgen.runtime.fixed_rows import fix_row_counts
-from batchgen.runtime.forward import ModelForward
 from batchgen.runtime.kv_cache import KVCache, KVFormat, kv_bytes_per_token, window_of_all
 from batchgen.runtime.kv_dtype import KVDtype, drift_warning, measure_format, resolve_kv_dtype
-from batchgen.runtime.layout import SharedPrefix
-from batchgen.runtime.memory import Ledger
+from batchgen.runtime.memory import CudaMemory, DeviceMemory, Ledger
+from batchgen.runtime.memory_profile import activation_bytes, graph_bytes
 from batchgen.runtime.model import LoadedModel, load_model, resolve_device
-from batchgen.runtime.profile import activation_bytes, graph_bytes
-from batchgen.runtime.threads import use_threads
+from batchgen.runtime.shared_prefixes import SharedPrefix
 
 # Tokens of a step: on a CPU about what keeps a layer's temporaries in the caches, on a
 # GPU enough to be bound by arithmetic.
@@ -130,7 +128,7 @@ def build_engine(
     capturable = capturable_backend(config.engine.cuda_graphs, model_device, attention)
     card, beside = None, BesidePool()
     if device.type == "cuda":
-        card = CudaCard(device)
+        card = CudaMemory(device)
         beside = _measure(config, loaded, attention, capturable, kv_format, card, say)
         # Where none could be captured, that has been said.
         capturable = capturable if beside.graphs else None
@@ -180,7 +178,7 @@ def build_engine(
     executor: Executor = model_executor
     debug = InvariantChecker(scheduler) if config.engine.debug else None
     if debug is not None:
-        executor = DebugExecutor(model_executor, debug, say)
+        executor = CheckingExecutor(model_executor, debug, say)
     # Debugging looks at the pool between two steps.
     return LoadedEngine(
         engine=EngineCore(
@@ -237,7 +235,7 @@ def _measure(
     attention: AttentionBackend,
     capturable: CapturableBackend | None,
     kv_format: KVFormat,
-    card: Card,
+    card: DeviceMemory,
     say: Callable[[str], None],
 ) -> BesidePool:
     """Measure on a GPU what lies beside weights and pool."""

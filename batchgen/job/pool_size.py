@@ -6,11 +6,11 @@ import torch
 
 from batchgen.config import Config
 from batchgen.errors import UsageError
-from batchgen.runtime.device.card import Card
 from batchgen.runtime.kv_cache import KVFormat, LayerGeometry, kv_bytes_per_token
 from batchgen.runtime.kv_dtype import KVDtype, resolve_kv_dtype
 from batchgen.runtime.memory import (
     GIB,
+    DeviceMemory,
     Ledger,
     available_host_bytes,
     blocks_in,
@@ -43,7 +43,11 @@ class BesidePool:
 
 
 def size_pool(
-    config: Config, loaded: LoadedModel, kv_format: KVFormat, card: Card | None, beside: BesidePool
+    config: Config,
+    loaded: LoadedModel,
+    kv_format: KVFormat,
+    card: DeviceMemory | None,
+    beside: BesidePool,
 ) -> Ledger:
     """Count the blocks that memory holds.
 
@@ -110,7 +114,7 @@ def plan_ledger(config: Config, layers: list[LayerGeometry], dtype: torch.dtype)
     return Ledger(0, 0, per_token, config.pool.block_size, num_blocks, swap)
 
 
-def _pool_budget(config: Config, card: Card | None, beside_pool: int) -> int:
+def _pool_budget(config: Config, card: DeviceMemory | None, beside_pool: int) -> int:
     if card is not None:
         return gpu_pool_bytes(card, beside_pool, config.pool.gpu_memory_utilization)
     if config.pool.cpu_memory_gib is not None:

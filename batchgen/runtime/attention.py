@@ -1,13 +1,13 @@
-"""The seam between the stock model's layers and an attention of ours."""
+"""The seam between the stock model's layers and our attention, and the forward pass over it."""
 
 from typing import Protocol
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from batchgen.engine.step import StepPlan
 from batchgen.kernels.reference import AttentionOptions
-from batchgen.runtime.device.upload import Put
+from batchgen.runtime.device.transfers import Put
 from batchgen.runtime.kv_cache import KVCache
 
 # Not "flash", "paged|" or "a/b": transformers reads a meaning into those names.
@@ -106,3 +106,42 @@ class AttentionBackend(Protocol):
             cache: the pool.
             put: uploads an array.
         """
+
+
+class ModelForward:
+    """A stock transformers model, whose attention is :mod:`batchgen.runtime.attention`'s.
+
+    Args:
+        model: in evaluation mode.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        logits_at: torch.Tensor,
+        attention: LayerAttention,
+    ) -> torch.Tensor:
+        """Run T tokens.
+
+        Args:
+            token_ids, positions: [T] int64.
+            logits_at: [n] int64 places in T.
+            attention: of this step.
+
+        Returns:
+            [n, V] logits in the model's dtype.
+        """
+        output = self._model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=logits_at,
+            paged=attention,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits

@@ -11,9 +11,9 @@ from batchgen.errors import UsageError
 from batchgen.kernels.native.compiler import NativeCompileError
 from batchgen.kernels.native.paged_attention import prepare, supports
 from batchgen.runtime.attention import AttentionBackend
+from batchgen.runtime.cpu.attention import NativeAttention
 from batchgen.runtime.kv_cache import LayerGeometry, is_fp8
-from batchgen.runtime.layout import SharedPrefix
-from batchgen.runtime.native_attention import NativeAttention
+from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.runtime.torch_attention import TorchAttention
 
 

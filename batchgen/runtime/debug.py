@@ -21,7 +21,7 @@ class InvariantChecker(Protocol):
         """Give blocks and the number of their leading tokens that may not change."""
 
 
-class DebugExecutor:
+class CheckingExecutor:
     """Runs plans through another executor, prints them and compares checksums.
 
     Slow: all indexed KV is read twice a step.

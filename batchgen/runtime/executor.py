@@ -10,17 +10,22 @@ from transformers import PreTrainedModel
 
 from batchgen.engine.step import StepOutput, StepPlan
 from batchgen.errors import OutOfDeviceMemoryError
-from batchgen.runtime.attention import AttentionBackend, LayerAttention
+from batchgen.runtime.attention import AttentionBackend, LayerAttention, ModelForward
 from batchgen.runtime.device.api import Device
 from batchgen.runtime.device.cuda import device_of
-from batchgen.runtime.device.download import Downloads, PendingTokens
 from batchgen.runtime.device.graphs import DecodeGraphs, GraphStep
-from batchgen.runtime.device.sampled import SampledTokens, feed, needs_feeding
 from batchgen.runtime.device.swap import Returning, SwapLink, written_blocks
-from batchgen.runtime.device.upload import Put, Uploads
-from batchgen.runtime.forward import ModelForward
+from batchgen.runtime.device.transfers import (
+    Downloads,
+    PendingTokens,
+    Put,
+    SampledTokenBuffers,
+    Uploads,
+    fill_placeholders,
+    has_placeholders,
+)
 from batchgen.runtime.kv_cache import KVCache
-from batchgen.runtime.sampler import Choice, SamplerOutput, choose, prepare
+from batchgen.runtime.sampler import SamplerOutput, SamplingMetadata, prepare, sample_tokens
 
 
 class StepBody(Protocol):
@@ -69,14 +74,14 @@ class PreparedStep:
     Attributes:
         plan: what it computes.
         body: its forward pass.
-        choice: how the tokens are chosen.
+        sampling: how the tokens are chosen.
         copies: [N, 2] int64, ``StepPlan.copies``.
         returning: ``StepPlan.swap_in``.
     """
 
     plan: StepPlan
     body: StepBody
-    choice: Choice
+    sampling: SamplingMetadata
     copies: torch.Tensor
     returning: list[Returning]
 
@@ -133,7 +138,7 @@ class ModelExecutor:
         self.swap = SwapLink(self._device, cache.moves, cache.swap_pool)
         self._uploads = Uploads(self._device)
         self._downloads = Downloads(self._device)
-        self._sampled = SampledTokens(self._device)
+        self._sampled = SampledTokenBuffers(self._device)
 
     def execute(self, plan: StepPlan) -> PendingStep:
         """Enqueue all work of a plan; the host waits for nothing but a free buffer.
@@ -143,7 +148,7 @@ class ModelExecutor:
         """
         step = self._prepare_or_trim(plan)
         last, sampled = self._sampled.begin(len(plan.samples))
-        feeds = needs_feeding(plan)
+        feeds = has_placeholders(plan)
         self._move_blocks(step)
         found: list[SamplerOutput] = []
 
@@ -151,8 +156,8 @@ class ModelExecutor:
         def work() -> None:
             token_ids = step.body.set_up()
             if feeds:
-                feed(token_ids, last)
-            found.append(choose(self.logits(step), step.choice))
+                fill_placeholders(token_ids, last)
+            found.append(sample_tokens(self.logits(step), step.sampling))
             sampled.copy_(found[-1].token_ids)
 
         self._run_or_refuse(work)
@@ -169,7 +174,7 @@ class ModelExecutor:
         step = PreparedStep(
             plan=plan,
             body=body or self._eager(plan, put),
-            choice=prepare(plan.samples, put),
+            sampling=prepare(plan.samples, put),
             copies=put(plan.copies),
             returning=self.swap.prepare_return(plan.swap_in, put),
         )

@@ -8,7 +8,7 @@ import torch
 
 from batchgen.errors import UsageError
 from batchgen.kernels.reference import AttentionOptions, paged_attention
-from batchgen.kernels.triton.scales import KVScales
+from batchgen.kernels.triton.batch import KVScales
 from batchgen.runtime.kv_cache import KVFormat, is_fp8
 from batchgen.runtime.model import LoadedModel
 

@@ -1,10 +1,72 @@
-"""How many blocks the memory holds, and the ledger that says so to the user."""
+"""Device and host memory: what there is, what each part takes, how many blocks fit."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from batchgen.runtime.device.card import Card
+import torch
+
+
+class DeviceMemory(Protocol):
+    """Looks at one card's memory."""
+
+    def total(self) -> int:
+        """All there is."""
+
+    def free(self) -> int:
+        """What nobody holds, other processes included, as the driver counts it."""
+
+    def held(self) -> int:
+        """What torch holds in this process, in use or in hand for later."""
+
+    def in_use(self) -> int:
+        """What tensors of this process take."""
+
+    def peak_in_use(self) -> int:
+        """The most that they took since :meth:`begin_peak`."""
+
+    def begin_peak(self) -> None:
+        """Begin to watch the peak."""
+
+    def trim(self) -> None:
+        """Give back what is only in hand."""
+
+
+class CudaMemory:
+    """See :class:`DeviceMemory`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def total(self) -> int:
+        """See :meth:`DeviceMemory.total`."""
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    def free(self) -> int:
+        """See :meth:`DeviceMemory.free`."""
+        return torch.cuda.mem_get_info(self._device)[0]
+
+    def held(self) -> int:
+        """See :meth:`DeviceMemory.held`."""
+        return torch.cuda.memory_reserved(self._device)
+
+    def in_use(self) -> int:
+        """See :meth:`DeviceMemory.in_use`."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak_in_use(self) -> int:
+        """See :meth:`DeviceMemory.peak_in_use`."""
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def begin_peak(self) -> None:
+        """See :meth:`DeviceMemory.begin_peak`."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def trim(self) -> None:
+        """See :meth:`DeviceMemory.trim`."""
+        torch.cuda.empty_cache()
+
 
 GIB = 1024**3
 
@@ -108,7 +170,7 @@ def default_swap_bytes(available: int) -> int:
     return min(4 * GIB, available // 4)
 
 
-def gpu_pool_bytes(card: Card, beside_pool: int, utilization: float) -> int:
+def gpu_pool_bytes(card: DeviceMemory, beside_pool: int, utilization: float) -> int:
     """Bytes left for the pool on a GPU.
 
     What others hold counts as ours does: ``utilization`` is of the whole card, so that a
@@ -123,7 +185,7 @@ def gpu_pool_bytes(card: Card, beside_pool: int, utilization: float) -> int:
     return int(card.total() * utilization) - used - beside_pool
 
 
-def others_bytes(card: Card) -> int:
+def others_bytes(card: DeviceMemory) -> int:
     """Bytes of a card that torch does not hold in this process."""
     return card.total() - card.free() - card.held()
 

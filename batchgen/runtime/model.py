@@ -23,10 +23,10 @@ from transformers import (
 from batchgen.errors import UsageError
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.runtime.attention import ATTENTION_NAME
-from batchgen.runtime.fused import can_fuse, fuse_elementwise
+from batchgen.runtime.cpu.fused import can_fuse, fuse_elementwise
+from batchgen.runtime.cpu.packed_linear import can_pack, pack_linears, packed_bytes
 from batchgen.runtime.hub import require_answer, retries_unsaid, taken_as_hub_name
 from batchgen.runtime.kv_cache import LayerGeometry
-from batchgen.runtime.packed_linear import can_pack, pack_linears, packed_bytes
 
 DTYPES = {
     "float32": torch.float32,

@@ -27,7 +27,7 @@ from batchgen.engine.step import (
     SpecialSample,
     StepOutput,
 )
-from batchgen.runtime.device.upload import Put
+from batchgen.runtime.device.transfers import Put
 from batchgen.runtime.logprobs import LoggedLogits
 from batchgen.sampling import SamplingParams
 
@@ -57,7 +57,7 @@ class _RandomRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SamplingMetadata:
     """How a batch's tokens are chosen, on the device.
 
     Attributes:
@@ -71,17 +71,17 @@ class Choice:
     banned: torch.Tensor | None
 
 
-def prepare(samples: SampleBatch, put: Put) -> Choice:
-    """Upload how to choose, before the logits are there.
+def prepare(samples: SampleBatch, put: Put) -> SamplingMetadata:
+    """Upload the sampling parameters of a batch, before the logits are there.
 
     Args:
-        samples: S descriptions of how to choose.
+        samples: S descriptions of how to sample.
         put: uploads an array.
     """
     random = np.flatnonzero(samples.temperature > 0)
     starts = range(0, len(random), _ROWS)
     banned = [(entry.index, token) for entry in samples.special for token in entry.banned]
-    return Choice(
+    return SamplingMetadata(
         samples=samples,
         random=tuple(_random_rows(samples, random[at : at + _ROWS], put) for at in starts),
         banned=put(np.array(banned, dtype=np.int64)) if banned else None,
@@ -103,7 +103,7 @@ class SamplerOutput:
     logprobs: tuple[LogprobRows, ...]
 
 
-def choose(logits: torch.Tensor, choice: Choice) -> SamplerOutput:
+def sample_tokens(logits: torch.Tensor, sampling: SamplingMetadata) -> SamplerOutput:
     """Choose one token for each row; the host waits for nothing.
 
     Constraints, penalties, bias, scores and logs are the exception: those need the host.
@@ -111,9 +111,9 @@ def choose(logits: torch.Tensor, choice: Choice) -> SamplerOutput:
     Args:
         logits: [S + P, V] float32 logits of the samples, then of the given tokens; the former
             are changed in place.
-        choice: how; see :func:`prepare`.
+        sampling: how; see :func:`prepare`.
     """
-    samples = choice.samples
+    samples = sampling.samples
     logits, given = logits[: len(samples)], logits[len(samples) :]
     logged = LoggedLogits.take(logits, given, samples.logged)
     scores = _scores(logits, samples.scored)
@@ -122,13 +122,13 @@ def choose(logits: torch.Tensor, choice: Choice) -> SamplerOutput:
             _bias(logits[entry.index], entry.params)
         if entry.params.has_penalties:
             _penalize(logits[entry.index], entry)
-    if choice.banned is not None:
-        rows, ids = choice.banned.unbind(1)
+    if sampling.banned is not None:
+        rows, ids = sampling.banned.unbind(1)
         logits.view(-1).index_fill_(0, rows * logits.shape[1] + ids, float("-inf"))
     _constrain(logits, samples.special)
     _force(logits, samples.special)
     tokens = logits.argmax(dim=-1)
-    for random in choice.random:
+    for random in sampling.random:
         tokens.index_copy_(0, random.rows, _draw(logits.index_select(0, random.rows), random))
     # The largest logit of a row with a NaN is NaN: one look at [S] instead of [S, V].
     if len(samples):
@@ -139,12 +139,12 @@ def choose(logits: torch.Tensor, choice: Choice) -> SamplerOutput:
 
 
 def sample(logits: torch.Tensor, samples: SampleBatch) -> StepOutput:
-    """Choose one token for each row of logits that are there already; see :func:`choose`."""
+    """Choose one token for each row of logits that are there already; see :func:`sample_tokens`."""
 
     def put(array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(logits.device)
 
-    found = choose(logits, prepare(samples, put))
+    found = sample_tokens(logits, prepare(samples, put))
     return StepOutput(found.token_ids.cpu().numpy(), found.scores, found.logprobs)
 
 

@@ -7,9 +7,9 @@ from batchgen.engine.step import StepPlan
 from batchgen.kernels.cascade import cascade_attention
 from batchgen.kernels.reference import AttentionOptions, paged_attention, store_kv
 from batchgen.runtime.attention import LayerAttention
-from batchgen.runtime.device.upload import Put
+from batchgen.runtime.device.transfers import Put
 from batchgen.runtime.kv_cache import KVCache
-from batchgen.runtime.layout import SharedPrefix, cascade_layout
+from batchgen.runtime.shared_prefixes import SharedPrefix, cascade_layout
 
 
 class TorchAttention:

@@ -9,7 +9,7 @@ import torch
 from batchgen.engine.step import StepPlan
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.kernels.triton.attention import Cut, choose_cut
-from batchgen.kernels.triton.batch import PagedRows, SharedSegments
+from batchgen.kernels.triton.batch import KVScales, PagedRows, SharedSegments
 from batchgen.kernels.triton.launch import (
     LEAST_CAPABILITY,
     Target,
@@ -21,14 +21,13 @@ from batchgen.kernels.triton.launch import (
 )
 from batchgen.kernels.triton.paged_attention import paged_attention
 from batchgen.kernels.triton.prefix_attention import cascade_attention, fixed_order_attention
-from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.store_kv import store_kv
 from batchgen.kernels.triton.tiles import LARGEST_HEAD, MOST_KEYS, fixed_order_tile
 from batchgen.runtime.attention import LayerAttention
-from batchgen.runtime.device.upload import Put
+from batchgen.runtime.attention_metadata import AttentionMetadata, exact_inputs
+from batchgen.runtime.device.transfers import Put
 from batchgen.runtime.kv_cache import KVCache, LayerGeometry, is_fp8
-from batchgen.runtime.layout import SharedPrefix, SharedRun, shared_runs
-from batchgen.runtime.paged_inputs import PagedInputs, exact_inputs
+from batchgen.runtime.shared_prefixes import SharedPrefix, SharedRun, shared_runs
 
 
 def problem_with_triton(
@@ -95,11 +94,13 @@ class TritonAttention:
         runs = shared_runs(plan, block_size, self._sharing)
         return _aligned(runs, block_size) if self._deterministic else runs
 
-    def over(self, inputs: PagedInputs, array: torch.Tensor, cache: KVCache) -> LayerAttention:
+    def over(
+        self, inputs: AttentionMetadata, array: torch.Tensor, cache: KVCache
+    ) -> LayerAttention:
         """Attend to what an array on the device says when the kernels run.
 
         The host reads nothing of it, and launches depend on ``inputs.shape`` alone: a graph
-        captured over it replays any step that :meth:`PagedInputs.fill` writes there.
+        captured over it replays any step that :meth:`AttentionMetadata.fill` writes there.
 
         Args:
             inputs: the array's layout.
@@ -124,7 +125,7 @@ class _TritonStep:
 
     def __init__(
         self,
-        inputs: PagedInputs,
+        inputs: AttentionMetadata,
         array: torch.Tensor,
         cache: KVCache,
         deterministic: bool,

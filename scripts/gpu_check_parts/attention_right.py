@@ -6,11 +6,10 @@ from math import lcm
 import torch
 
 from batchgen.kernels.reference import AttentionOptions
-from batchgen.kernels.triton.batch import PagedRows, SharedSegments
+from batchgen.kernels.triton.batch import KVScales, PagedRows, SharedSegments
 from batchgen.kernels.triton.launch import device_capability
 from batchgen.kernels.triton.paged_attention import paged_attention
 from batchgen.kernels.triton.prefix_attention import cascade_attention, fixed_order_attention
-from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.tiles import MOST_KEYS, fixed_order_tile
 from gpu_check_parts.batches import Batch, Shape, make_batch, poisoned_memory, relative_error
 from gpu_check_parts.context import Context, Verdict

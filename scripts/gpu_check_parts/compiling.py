@@ -10,7 +10,7 @@ import torch
 from kernel_variants import Layer, layer_variants, step_launches
 
 from batchgen.kernels.triton.launch import Launch, target_of
-from batchgen.runtime.paged_inputs import InputShape
+from batchgen.runtime.attention_metadata import InputShape
 from gpu_check_parts.context import Context
 from gpu_check_parts.models import FAMILIES, llama_config
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from batchgen.engine.request import Request
-from batchgen.runtime.fixed_rows import fix_row_counts
+from batchgen.runtime.cpu.fixed_rows import fix_row_counts
 from batchgen.runtime.model import LoadedModel
 from gpu_check_parts.context import Context
 from gpu_check_parts.engines import Row, Settings, run_rows

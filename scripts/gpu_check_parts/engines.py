@@ -24,8 +24,8 @@ from batchgen.prompts.order import neighbour_lcp, prefix_order
 from batchgen.runtime.backends import AttentionName
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import kv_bytes_per_token, window_of_all
-from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.model import LoadedModel
+from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.sampling import SamplingParams
 
 Ids = Sequence[int]

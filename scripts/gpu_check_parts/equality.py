@@ -17,8 +17,8 @@ from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.counters import SchedulerCounters
 from batchgen.engine.preemption import PreemptionPolicy
 from batchgen.engine.request import Request
-from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.model import LoadedModel
+from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.sampling import SamplingParams
 from gpu_check_parts.context import Context
 from gpu_check_parts.engines import Row, Settings, build_engine, run_requests, run_rows

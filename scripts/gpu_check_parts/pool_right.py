@@ -2,8 +2,8 @@
 
 import torch
 
+from batchgen.kernels.triton.batch import KVScales
 from batchgen.kernels.triton.copy_blocks import BlockCopier
-from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.store_kv import store_kv
 from gpu_check_parts.batches import NAN
 from gpu_check_parts.context import Context, Verdict

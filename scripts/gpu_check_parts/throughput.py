@@ -16,9 +16,9 @@ import torch
 from kernel_roofline import Layer
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.memory import GIB
 from batchgen.runtime.model import LoadedModel
+from batchgen.runtime.shared_prefixes import SharedPrefix
 from gpu_check_parts.context import Context
 from gpu_check_parts.engines import (
     Row,

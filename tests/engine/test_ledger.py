@@ -8,7 +8,7 @@ import torch
 from batchgen.engine.core import EngineCore
 from batchgen.engine.invariants import InvariantChecker
 from batchgen.errors import EngineError
-from batchgen.runtime.debug import DebugExecutor
+from batchgen.runtime.debug import CheckingExecutor
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import ModelSource, load_model
@@ -42,7 +42,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory):
         )
         lines: list[str] = []
         executor = executor_class(loaded.model, cache, make_attention(loaded))
-        debug = DebugExecutor(executor, InvariantChecker(scheduler), lines.append)
+        debug = CheckingExecutor(executor, InvariantChecker(scheduler), lines.append)
         return EngineCore(scheduler, debug), lines
 
     return make

@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 
 from batchgen.kernels.triton.launch import Launch, Target
 from batchgen.kernels.triton.tiles import AttentionTile, attention_tile, num_splits
-from batchgen.runtime.paged_inputs import InputShape
+from batchgen.runtime.attention_metadata import InputShape
 
 # -- which variants there are -------------------------------------------------------------------
 

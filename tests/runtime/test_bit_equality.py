@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from batchgen.runtime.backends import AttentionName
-from batchgen.runtime.fixed_rows import fix_row_counts
+from batchgen.runtime.cpu.fixed_rows import fix_row_counts
 from batchgen.runtime.kv_cache import window_of_all
-from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
+from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.sampling import SamplingParams
 from tests.drive import make_attention, make_engine, make_requests, make_scheduler
 from tests.logits_recorder import LogitsRecorder

@@ -15,17 +15,22 @@ from hypothesis import strategies as st
 from batchgen.engine.core import EngineCore
 from batchgen.engine.step import StepPlan
 from batchgen.runtime import model as model_module
-from batchgen.runtime.device.graphs import DecodeGraphs, GraphStep
-from batchgen.runtime.device.host import HostDevice
-from batchgen.runtime.device.host_reads import host_reads
-from batchgen.runtime.device.ladder import MOST_GRAPH_ROWS, graph_shapes, ladder
+from batchgen.runtime.attention import ModelForward
+from batchgen.runtime.attention_metadata import AttentionMetadata
+from batchgen.runtime.device.api import HostDevice
+from batchgen.runtime.device.graphs import (
+    MOST_GRAPH_ROWS,
+    DecodeGraphs,
+    GraphStep,
+    capture_sizes,
+    graph_shapes,
+    host_reads,
+)
 from batchgen.runtime.executor import ModelExecutor
-from batchgen.runtime.forward import ModelForward
 from batchgen.runtime.kv_cache import KVCache
-from batchgen.runtime.layout import SharedPrefix, SharedRun, shared_runs
+from batchgen.runtime.memory_profile import full_step
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
-from batchgen.runtime.paged_inputs import PagedInputs
-from batchgen.runtime.profile import full_step
+from batchgen.runtime.shared_prefixes import SharedPrefix, SharedRun, shared_runs
 from batchgen.sampling import SamplingParams
 from tests.drive import make_requests, make_scheduler, run_all
 from tests.model_device import ModelDevice, Temper
@@ -123,9 +128,9 @@ def test_tokens_are_the_same_with_graphs(loaded: LoadedModel, temper: Temper, ah
     # Chunks and prompts go kernel by kernel.
     assert run.executor.eager_steps > 0
     assert run.executor.graph_steps + run.executor.eager_steps == run.engine.stats.steps
-    # Rows leave one by one: several rungs, each captured once.
-    rungs = [shape.num_rows for shape in run.graphs._graphs]
-    assert len(set(rungs)) == len(rungs) == len(device.graph_pools[0].graphs) >= 3
+    # Rows leave one by one: several sizes, each captured once.
+    sizes = [shape.num_rows for shape in run.graphs._graphs]
+    assert len(set(sizes)) == len(sizes) == len(device.graph_pools[0].graphs) >= 3
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -150,11 +155,11 @@ def test_an_input_that_is_not_copied_to_where_the_graph_looks_is_a_wrong_token(
     set_up = GraphStep.set_up
 
     def set_up_the_others(step: GraphStep) -> torch.Tensor:
-        target = getattr(step.rung, left_out)
+        target = getattr(step.bucket, left_out)
         before = target.clone()
         set_up(step)
         target.copy_(before)
-        return step.rung.token_ids
+        return step.bucket.token_ids
 
     monkeypatch.setattr(GraphStep, "set_up", set_up_the_others)
     assert _Run(loaded, ModelDevice(Temper.EARLY)).outputs() != expected
@@ -164,7 +169,7 @@ def test_a_rung_is_captured_when_it_was_wanted_often_enough(loaded: LoadedModel)
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (8, 8, 14, 14)]
     run = _Run(loaded, ModelDevice(Temper.EARLY), patience=4)
     run.outputs(params)
-    # Seven decode steps of four rows, then six of two. The largest rung was captured first.
+    # Seven decode steps of four rows, then six of two. The largest bucket was captured first.
     assert [shape.num_rows for shape in run.graphs._graphs] == [MOST_ROWS, 4, 2]
     assert run.executor.graph_steps == (7 - 4) + (6 - 4)
 
@@ -278,18 +283,18 @@ def test_what_no_graph_can_hold_is_found_before_it_is_captured(loaded: LoadedMod
     assert host_reads(lambda: (ones.double() + 1)[torch.tensor([2, 0])].copy_(ones[:2])) == []
 
 
-# -- the ladder -----------------------------------------------------------------------
+# -- capture sizes -----------------------------------------------------------------------
 
 
 @given(st.integers(1, 2000))
 def test_a_rung_is_never_much_wider_than_its_step(max_rows: int) -> None:
-    rungs = ladder(max_rows)
-    assert rungs == sorted(set(rungs))
-    assert rungs[-1] == min(max_rows, MOST_GRAPH_ROWS)
-    for rows in range(1, rungs[-1] + 1):
-        rung = rungs[int(np.searchsorted(rungs, rows))]
-        assert rows <= rung < 2 * rows or rung == rows == 1
-        assert rows < 16 or rung <= rows + rows // 4
+    sizes = capture_sizes(max_rows)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == min(max_rows, MOST_GRAPH_ROWS)
+    for rows in range(1, sizes[-1] + 1):
+        bucket = sizes[int(np.searchsorted(sizes, rows))]
+        assert rows <= bucket < 2 * rows or bucket == rows == 1
+        assert rows < 16 or bucket <= rows + rows // 4
 
 
 def _plan(rows: list[tuple[int, int]], shared_blocks: list[int] | None = None) -> StepPlan:
@@ -332,10 +337,10 @@ def test_a_step_takes_the_narrowest_graph_that_holds_it_with_all_that_its_rows_s
     plan: StepPlan, sharing: SharedPrefix
 ) -> None:
     runs = shared_runs(plan, BLOCK_SIZE, sharing)
-    rungs = ladder(64)
-    num_rows = rungs[int(np.searchsorted(rungs, plan.num_rows))]
+    sizes = capture_sizes(64)
+    num_rows = sizes[int(np.searchsorted(sizes, plan.num_rows))]
     layouts = [
-        PagedInputs(shape, BLOCK_SIZE)
+        AttentionMetadata(shape, BLOCK_SIZE)
         for shape in graph_shapes(num_rows, 15, 60, shares=sharing is not SharedPrefix.OFF)
     ]
     fitting = [inputs for inputs in layouts if inputs.fits(plan) and inputs.holds(plan, runs)]
@@ -349,7 +354,7 @@ def test_a_step_takes_the_narrowest_graph_that_holds_it_with_all_that_its_rows_s
     # What comes by way of narrow tables is what was written there at once.
     direct = np.empty(fitting[0].size, dtype=np.int32)
     fitting[0].fill(direct, plan, runs)
-    narrow = PagedInputs(replace(chosen, width=plan.block_tables.shape[1]), BLOCK_SIZE)
+    narrow = AttentionMetadata(replace(chosen, width=plan.block_tables.shape[1]), BLOCK_SIZE)
     numbers = np.empty(narrow.size, dtype=np.int32)
     narrow.fill(numbers, plan, runs)
     cleared = np.empty(fitting[0].size, dtype=np.int32)

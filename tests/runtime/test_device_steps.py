@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchgen.engine.core import EngineCore
+from batchgen.runtime.attention import ModelForward
 from batchgen.runtime.backends import AttentionName
-from batchgen.runtime.device.download import Downloads
-from batchgen.runtime.device.host import HostDevice
-from batchgen.runtime.device.sampled import SampledTokens, feed
-from batchgen.runtime.device.upload import Uploads
+from batchgen.runtime.device.api import HostDevice
+from batchgen.runtime.device.transfers import (
+    Downloads,
+    SampledTokenBuffers,
+    Uploads,
+    fill_placeholders,
+)
 from batchgen.runtime.executor import ModelExecutor
-from batchgen.runtime.forward import ModelForward
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.sampling import SamplingParams
@@ -112,7 +115,7 @@ def test_tokens_arrive_as_they_were_sampled_one_or_two_steps_later(
     temper: Temper, counts: list[int]
 ) -> None:
     device = ModelDevice(temper)
-    downloads, sampled = Downloads(device), SampledTokens(device)
+    downloads, sampled = Downloads(device), SampledTokenBuffers(device)
     waiting, found = [], []
     for number, count in enumerate(counts):
         _, tokens = sampled.begin(count)
@@ -127,7 +130,7 @@ def test_tokens_arrive_as_they_were_sampled_one_or_two_steps_later(
 
 def test_tokens_of_a_step_that_nobody_waited_for_do_no_harm() -> None:
     device = ModelDevice(Temper.LATE)
-    downloads, sampled = Downloads(device), SampledTokens(device)
+    downloads, sampled = Downloads(device), SampledTokenBuffers(device)
     arrivals = []
     for number in range(4):
         _, tokens = sampled.begin(2)
@@ -138,7 +141,7 @@ def test_tokens_of_a_step_that_nobody_waited_for_do_no_harm() -> None:
 
 def test_a_step_reads_what_the_one_before_sampled() -> None:
     token_ids = torch.tensor([7, -1, -3, 0, -2])
-    feed(token_ids, torch.tensor([40, -1, 60, 99]))
+    fill_placeholders(token_ids, torch.tensor([40, -1, 60, 99]))
     # A row that got no token runs token 0.
     assert token_ids.tolist() == [7, 40, 60, 0, 0]
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from batchgen.runtime.device.host import HostDevice
+from batchgen.runtime.device.api import HostDevice
 from batchgen.runtime.device.swap import SwapLink, staging_bytes
-from batchgen.runtime.device.upload import Uploads
+from batchgen.runtime.device.transfers import Uploads
 from batchgen.runtime.kv_cache import KVCache, LayerGeometry
 from tests.model_device import ModelDevice, ModelEvent, ModelStream, Temper
 

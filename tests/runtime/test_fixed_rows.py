@@ -7,7 +7,7 @@ import torch
 
 from batchgen.errors import UsageError
 from batchgen.runtime.backends import AttentionName
-from batchgen.runtime.fixed_rows import fix_row_counts
+from batchgen.runtime.cpu.fixed_rows import fix_row_counts
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from tests.drive import make_attention
 from tests.tiny_models import FAMILIES, build, save

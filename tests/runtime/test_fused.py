@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from batchgen.kernels.native.elementwise import rms_norm, rotate_, silu_mul
-from batchgen.runtime.fused import can_fuse, fuse_elementwise
+from batchgen.runtime.cpu.fused import can_fuse, fuse_elementwise
 from tests.tiny_models import FAMILIES, build, save
 
 

@@ -14,7 +14,7 @@ from batchgen.runtime.memory import (
     gpu_pool_bytes,
     others_bytes,
 )
-from tests.fake_card import FakeCard
+from tests.fake_card import FakeDeviceMemory
 
 
 def _layers(count: int, heads: int, size: int) -> list[LayerGeometry]:
@@ -84,7 +84,7 @@ def test_defaults_are_a_quarter_of_the_free_memory_and_at_most_four_gib() -> Non
 
 
 def test_a_gpu_gives_the_pool_what_weights_others_and_activations_leave() -> None:
-    card = FakeCard(total_gib=80, ours_gib=13, others_gib=3)
+    card = FakeDeviceMemory(total_gib=80, ours_gib=13, others_gib=3)
     assert gpu_pool_bytes(card, 2 * GIB, 0.9) == (72 - 16 - 2) * GIB
     assert others_bytes(card) == 3 * GIB
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from batchgen.runtime.packed_linear import (
+from batchgen.runtime.cpu.packed_linear import (
     PackedLinear,
     PackedProduct,
     can_pack,

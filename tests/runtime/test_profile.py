@@ -16,12 +16,12 @@ from batchgen.engine.step import StepOutput, StepPlan
 from batchgen.errors import OutOfDeviceMemoryError, UsageError
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache, KVFormat
-from batchgen.runtime.layout import SharedPrefix, shared_runs
 from batchgen.runtime.memory import GIB
+from batchgen.runtime.memory_profile import activation_bytes, full_step, graph_bytes
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
-from batchgen.runtime.profile import activation_bytes, full_step, graph_bytes
+from batchgen.runtime.shared_prefixes import SharedPrefix, shared_runs
 from tests.drive import make_attention
-from tests.fake_card import FakeCard
+from tests.fake_card import FakeDeviceMemory
 from tests.model_device import ModelDevice, Temper
 from tests.tensor_attention import TensorAttention
 from tests.tiny_models import save
@@ -55,11 +55,11 @@ def _noting(executed: list[StepPlan]) -> Callable[[Any, StepPlan], FinishedOutpu
     return execute
 
 
-def _measure(loaded: LoadedModel, card: FakeCard | None = None) -> int:
+def _measure(loaded: LoadedModel, card: FakeDeviceMemory | None = None) -> int:
     return activation_bytes(
         loaded,
         make_attention(loaded),
-        card or FakeCard(total_gib=80, ours_gib=16, others_gib=0),
+        card or FakeDeviceMemory(total_gib=80, ours_gib=16, others_gib=0),
         num_tokens=40,
         num_rows=8,
         block_size=4,
@@ -74,7 +74,7 @@ def test_the_peak_is_of_a_second_step_above_what_was_held_before_it(tmp_path: Pa
         device=torch.device("cpu"),
         max_model_len=None,
     )
-    card = FakeCard(total_gib=80, ours_gib=16, others_gib=0, peak_gib=19)
+    card = FakeDeviceMemory(total_gib=80, ours_gib=16, others_gib=0, peak_gib=19)
     executed = []
     with patch.object(ModelExecutor, "execute", _noting(executed)):
         taken = _measure(loaded, card)
@@ -83,7 +83,7 @@ def test_the_peak_is_of_a_second_step_above_what_was_held_before_it(tmp_path: Pa
     assert card.calls == ["in_use", "begin_peak", "peak_in_use", "trim"]
 
 
-class _ShrinkingCard(FakeCard):
+class _ShrinkingMemory(FakeDeviceMemory):
     """A card of which every look finds less free."""
 
     def __init__(self, free_gib: list[int]) -> None:
@@ -117,7 +117,7 @@ def test_memory_of_graphs_is_counted_from_the_two_largest(
     taken = graph_bytes(
         loaded,
         TensorAttention(),
-        _ShrinkingCard(free),
+        _ShrinkingMemory(free),
         device,
         max_rows=max_rows,
         block_size=4,
@@ -141,7 +141,7 @@ def test_a_model_that_cannot_be_captured_takes_no_memory_for_graphs(tmp_path: Pa
     taken = graph_bytes(
         loaded,
         TensorAttention(),
-        _ShrinkingCard([60]),
+        _ShrinkingMemory([60]),
         ModelDevice(Temper.EARLY),
         max_rows=4,
         block_size=4,

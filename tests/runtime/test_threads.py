@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchgen.runtime import threads
+from batchgen.runtime.cpu import threads
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_older_control_groups_are_read_too(
 def test_what_is_asked_for_wins_then_the_environment(
     environment: str, asked: int | None, expected: int
 ) -> None:
-    code = f"from batchgen.runtime.threads import use_threads; print(use_threads({asked}))"
+    code = f"from batchgen.runtime.cpu.threads import use_threads; print(use_threads({asked}))"
     env = {"OMP_NUM_THREADS": environment} if environment else {}
     answer = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True

@@ -7,7 +7,7 @@ import sweep_shared_prefix as sweep
 import torch
 
 from batchgen.kernels.cascade import cascade_attention
-from batchgen.runtime.layout import SharedPrefix, cascade_layout
+from batchgen.runtime.shared_prefixes import SharedPrefix, cascade_layout
 
 
 def test_on_has_a_segment_off_has_none_and_both_give_the_same() -> None:

@@ -15,10 +15,10 @@ from batchgen.job.load import LoadedEngine, step_token_budget
 from batchgen.job.planning import JobPlan
 from batchgen.prompts.outlook.edges import MergedEnd, find_merged_end
 from batchgen.prompts.outlook.rows import failing_rows, repeated_rows
+from batchgen.runtime.cpu.threads import use_threads
 from batchgen.runtime.kv_cache import LayerGeometry, window_of_all
 from batchgen.runtime.memory import Ledger
 from batchgen.runtime.model import resolve_device
-from batchgen.runtime.threads import use_threads
 
 _REPEATED_SHOWN = 5
 _EDGE_ROWS = 64

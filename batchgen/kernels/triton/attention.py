@@ -7,7 +7,7 @@ import triton.language as tl
 
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.kernels.triton.attend import attend_kernel
-from batchgen.kernels.triton.batch import Carry, PagedRows, SharedSegments
+from batchgen.kernels.triton.batch import Carry, KVScales, PagedRows, SharedSegments
 from batchgen.kernels.triton.launch import (
     Launch,
     Target,
@@ -17,7 +17,6 @@ from batchgen.kernels.triton.launch import (
     stride_unit,
     target_of,
 )
-from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.tiles import (
     LEAST_SIDE,
     AttentionTile,

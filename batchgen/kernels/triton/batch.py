@@ -96,3 +96,16 @@ def new_parts(query: torch.Tensor, value_size: int, num_splits: int, num_places:
     shape = (num_splits, num_places, query.shape[1])
     out = query.new_empty((*shape, value_size), dtype=torch.float32)
     return Parts(out, query.new_empty(shape, dtype=torch.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """What one layer's keys and values are divided by when stored, and multiplied by when read.
+
+    Attributes:
+        key: [Hkv] float32.
+        value: [Hkv] float32.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor

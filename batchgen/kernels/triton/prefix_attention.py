@@ -8,9 +8,8 @@ import torch
 
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.kernels.triton.attention import prepare_attend
-from batchgen.kernels.triton.batch import PagedRows, SharedSegments, new_carry, new_parts
+from batchgen.kernels.triton.batch import KVScales, PagedRows, SharedSegments, new_carry, new_parts
 from batchgen.kernels.triton.join import prepare_join
-from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.tiles import AttentionTile
 
 

@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from batchgen.kernels.triton.batch import KVScales
 from batchgen.kernels.triton.launch import Launch, ceil_div, next_power_of_2, stride_unit
-from batchgen.kernels.triton.scales import KVScales
 
 # Elements that a program moves at a time: 16 bytes for each of 128 threads in half precision.
 _ELEMENTS = 1024

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from batchgen.runtime.device.api import Device, Event, Graph, GraphPool, Stream
-from batchgen.runtime.device.host import HostDevice
+from batchgen.runtime.device.api import Device, Event, Graph, GraphPool, HostDevice, Stream
 
 
 class _CudaEvent:

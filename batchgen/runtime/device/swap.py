@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from batchgen.engine.step import IntArray, StepPlan
-from batchgen.runtime.block_moves import BlockMoves
 from batchgen.runtime.device.api import Device, Event
-from batchgen.runtime.device.upload import Put, Uploads
+from batchgen.runtime.device.transfers import Put, Uploads
+from batchgen.runtime.kv_cache import BlockMoves
 
 # Bytes of a staging buffer, and how many take turns: what a step brings back beyond that
 # cannot be on its way before the step begins.

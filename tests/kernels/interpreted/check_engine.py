@@ -15,8 +15,8 @@ from batchgen.runtime import torch_attention, triton_attention
 from batchgen.runtime.backends import AttentionName
 from batchgen.runtime.kv_cache import KVFormat, window_of_all
 from batchgen.runtime.kv_dtype import FP8, measure_format
-from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
+from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.sampling import SamplingParams
 from tests.drive import make_attention, make_engine, make_requests, make_scheduler, run_all
 from tests.fast_interpreter import convert_to_fp8_by_torch

@@ -10,14 +10,13 @@ from gpu_check_parts.batches import Batch
 from triton.runtime.interpreter import InterpreterBuilder
 
 from batchgen.kernels.reference import AttentionOptions
-from batchgen.kernels.triton.batch import PagedRows, SharedSegments
+from batchgen.kernels.triton.batch import KVScales, PagedRows, SharedSegments
 from batchgen.kernels.triton.prefix_attention import fixed_order_attention
-from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.tiles import AttentionTile
 from batchgen.runtime import triton_attention
 from batchgen.runtime.backends import AttentionName
-from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
+from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.sampling import SamplingParams
 from tests.drive import make_attention, make_engine, make_requests, make_scheduler
 from tests.fast_interpreter import product_row_by_row

@@ -10,13 +10,12 @@ from batchgen.engine.core import EngineCore
 from batchgen.kernels.triton.launch import Launch
 from batchgen.runtime import model as model_module
 from batchgen.runtime import triton_attention
-from batchgen.runtime.attention import AttentionBackend
+from batchgen.runtime.attention import AttentionBackend, ModelForward
 from batchgen.runtime.device.graphs import DecodeGraphs
 from batchgen.runtime.executor import ModelExecutor
-from batchgen.runtime.forward import ModelForward
 from batchgen.runtime.kv_cache import KVCache
-from batchgen.runtime.layout import SharedPrefix
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
+from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.runtime.torch_attention import TorchAttention
 from batchgen.runtime.triton_attention import TritonAttention
 from batchgen.sampling import SamplingParams

@@ -9,10 +9,10 @@ from gpu_check_parts.batches import Shape, make_pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchgen.kernels.triton.batch import KVScales
 from batchgen.kernels.triton.copy_blocks import BlockCopier
-from batchgen.kernels.triton.scales import KVScales
 from batchgen.kernels.triton.store_kv import store_kv
-from batchgen.runtime.device.host import HostDevice
+from batchgen.runtime.device.api import HostDevice
 from batchgen.runtime.device.swap import SwapLink
 from batchgen.runtime.kv_cache import KVCache, LayerGeometry
 

@@ -12,9 +12,9 @@ from gpu_check_parts.batches import Batch
 from batchgen.engine.step import StepPlan
 from batchgen.kernels.reference import AttentionOptions
 from batchgen.kernels.triton.launch import Launch
+from batchgen.runtime.attention_metadata import AttentionMetadata, InputShape, exact_inputs
 from batchgen.runtime.kv_cache import LayerGeometry
-from batchgen.runtime.layout import SharedPrefix
-from batchgen.runtime.paged_inputs import InputShape, PagedInputs, exact_inputs
+from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.runtime.triton_attention import TritonAttention
 from tests.paged_batch import draw_batch
 from tests.sample_batch import sample_batch
@@ -58,7 +58,7 @@ def _padded(new: torch.Tensor, num_tokens: int) -> torch.Tensor:
     return whole
 
 
-def _attend(batch: Batch, inputs: PagedInputs, array: torch.Tensor) -> torch.Tensor:
+def _attend(batch: Batch, inputs: AttentionMetadata, array: torch.Tensor) -> torch.Tensor:
     cache: Any = SimpleNamespace(
         keys=[batch.key_cache],
         values=[batch.value_cache],
@@ -75,7 +75,7 @@ def _attend(batch: Batch, inputs: PagedInputs, array: torch.Tensor) -> torch.Ten
     return step.attend(layer, *tensors, AttentionOptions(0.25), {})
 
 
-def _filled(inputs: PagedInputs, batch: Batch) -> torch.Tensor:
+def _filled(inputs: AttentionMetadata, batch: Batch) -> torch.Tensor:
     array = np.full(inputs.size, 1 << 29, dtype=np.int32)
     plan = _plan(batch)
     inputs.fill(array, plan, ATTENTION.shared_runs(plan, batch.shape.block_size))
@@ -96,7 +96,7 @@ def test_real_rows_have_their_results_and_padded_ones_zeros(
     shape: InputShape, rows: list[tuple[int, int]]
 ) -> None:
     batch = _batch(len(rows), rows)
-    inputs = PagedInputs(shape, batch.shape.block_size)
+    inputs = AttentionMetadata(shape, batch.shape.block_size)
     before = batch.key_cache.clone()
     out = _attend(batch, inputs, _filled(inputs, batch))
     expected = batch.expected(AttentionOptions(0.25))
@@ -112,7 +112,7 @@ def test_runs_that_do_not_fit_are_attended_to_row_by_row() -> None:
     assert ATTENTION.shared_runs(plan, 4)
     expected = batch.expected(AttentionOptions(0.25))
     for bound in ({"num_places": 2}, {"max_segment_len": 2}):
-        inputs = PagedInputs(replace(DECODE, **bound), 4)
+        inputs = AttentionMetadata(replace(DECODE, **bound), 4)
         array = _filled(inputs, batch)
         assert not inputs.find(array).own_rows.key_starts.any()
         out = _attend(batch, inputs, array)[:3].double()
@@ -128,7 +128,7 @@ def test_launches_depend_on_the_shape_alone_and_read_nothing_back(
         launches.append(launch)
 
     monkeypatch.setattr(Launch, "run", note)
-    inputs = PagedInputs(DECODE, 4)
+    inputs = AttentionMetadata(DECODE, 4)
     # Tensors without values: whoever wants to know one fails.
     batch = _batch(1, [(9, 1)])
     batch = replace(

@@ -14,7 +14,7 @@ import torch
 
 from batchgen.engine.step import StepPlan
 from batchgen.kernels.triton.batch import PagedRows, SharedSegments
-from batchgen.runtime.layout import SharedRun, shared_blocks
+from batchgen.runtime.shared_prefixes import SharedRun, shared_blocks
 
 Ints32 = npt.NDArray[np.int32]
 _Array = TypeVar("_Array", Ints32, torch.Tensor)
@@ -52,7 +52,7 @@ class InputShape:
 
 
 @dataclass(frozen=True, slots=True)
-class PagedStep:
+class StepMetadata:
     """A step's numbers on the device.
 
     Attributes:
@@ -70,7 +70,7 @@ class PagedStep:
     segments: SharedSegments | None
 
 
-class PagedInputs:
+class AttentionMetadata:
     """Lays a step out in an array of :attr:`size` integers, and finds it there again.
 
     Args:
@@ -126,7 +126,7 @@ class PagedInputs:
         part["slots"][:] = -1
         part["token_places"][:] = -1
 
-    def take(self, narrow: "PagedInputs", source: torch.Tensor, target: torch.Tensor) -> None:
+    def take(self, narrow: "AttentionMetadata", source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy a step from an array whose block tables are narrower, and all else alike.
 
         What the tables hold behind the step's own entries stays as it is: it is not read.
@@ -149,8 +149,8 @@ class PagedInputs:
         Args:
             array: [size] int32, overwritten as a whole.
             plan: the step.
-            runs: from :func:`batchgen.runtime.layout.shared_runs`. Where the shape has no room
-                for one, its rows go over its keys alone.
+            runs: from :func:`batchgen.runtime.shared_prefixes.shared_runs`. If the shape has no
+                room for one, its rows go over its keys alone.
         """
         assert self.fits(plan)
         runs = self._fitting(plan, runs)
@@ -166,7 +166,7 @@ class PagedInputs:
         tables[:num_rows, : plan.block_tables.shape[1]] = plan.block_tables
         self._fill_segments(part, plan, runs)
 
-    def find(self, array: torch.Tensor) -> PagedStep:
+    def find(self, array: torch.Tensor) -> StepMetadata:
         """Give the step's tensors as views of [size] int32 numbers on the device."""
         shape, part = self.shape, self._parts_of(array)
         starts, lengths = part["query_starts"], part["context_lens"]
@@ -182,7 +182,7 @@ class PagedInputs:
                 num_places=shape.num_places,
                 max_query_len=shape.max_segment_len,
             )
-        return PagedStep(
+        return StepMetadata(
             slots=part["slots"],
             block_tables=part["block_tables"].view(shape.num_rows, shape.width),
             rows=PagedRows(starts, lengths, shape.max_query_len),
@@ -239,7 +239,7 @@ class PagedInputs:
 
 def exact_inputs(
     plan: StepPlan, block_size: int, runs: list[SharedRun], max_query_len: int | None = None
-) -> PagedInputs:
+) -> AttentionMetadata:
     """Lay out one step with nothing to spare.
 
     Args:
@@ -264,7 +264,7 @@ def exact_inputs(
         num_levels=int(levels.max()),
         max_segment_len=max(lengths, default=0),
     )
-    return PagedInputs(shape, block_size)
+    return AttentionMetadata(shape, block_size)
 
 
 def _tokens(plan: StepPlan, run: SharedRun) -> int:

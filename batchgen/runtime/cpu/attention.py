@@ -7,9 +7,9 @@ from batchgen.engine.step import StepPlan
 from batchgen.kernels.native.paged_attention import PackedRows, native_paged_attention
 from batchgen.kernels.reference import AttentionOptions, store_kv
 from batchgen.runtime.attention import LayerAttention
-from batchgen.runtime.device.upload import Put
+from batchgen.runtime.device.transfers import Put
 from batchgen.runtime.kv_cache import KVCache
-from batchgen.runtime.layout import SharedPrefix
+from batchgen.runtime.shared_prefixes import SharedPrefix
 
 
 class NativeAttention:

@@ -8,13 +8,12 @@ import numpy as np
 
 from batchgen.engine.step import IntArray, SampleBatch, StepPlan
 from batchgen.errors import OutOfDeviceMemoryError, UsageError
-from batchgen.runtime.attention import AttentionBackend
+from batchgen.runtime.attention import AttentionBackend, ModelForward
 from batchgen.runtime.device.api import Device
-from batchgen.runtime.device.card import Card
 from batchgen.runtime.device.graphs import CapturableBackend, DecodeGraphs
 from batchgen.runtime.executor import ModelExecutor
-from batchgen.runtime.forward import ModelForward
 from batchgen.runtime.kv_cache import KVCache, KVFormat
+from batchgen.runtime.memory import DeviceMemory
 from batchgen.runtime.model import LoadedModel
 
 # Rows times tokens of the prefix that rows of the largest step share, which is attended to once
@@ -82,7 +81,7 @@ def _row_lengths(num_tokens: int, num_rows: int, longest: int) -> IntArray:
 def activation_bytes(
     loaded: LoadedModel,
     attention: AttentionBackend,
-    card: Card,
+    card: DeviceMemory,
     *,
     num_tokens: int,
     num_rows: int,
@@ -125,7 +124,7 @@ def activation_bytes(
 def graph_bytes(
     loaded: LoadedModel,
     attention: CapturableBackend,
-    card: Card,
+    card: DeviceMemory,
     device: Device,
     *,
     max_rows: int,
@@ -168,7 +167,7 @@ def graph_bytes(
         max_keys=loaded.max_model_len,
         say=say,
     )
-    for rows in graphs.rungs[-1:-3:-1]:
+    for rows in graphs.sizes[-1:-3:-1]:
         if not graphs.capture(rows):
             return 0
         card.trim()

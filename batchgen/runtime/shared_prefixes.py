@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from batchgen.engine.step import StepPlan
 from batchgen.kernels.cascade import CascadeLayout, OwnKeys, SharedSegment
-from batchgen.runtime.device.upload import Put
+from batchgen.runtime.device.transfers import Put
 
 Ints = npt.NDArray[np.int64]
 
