@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 from batchgen.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from batchgen.api import Engine, FailedPromptsError, Output
+    from batchgen.api import Engine, FailedPromptsError, Output, Outputs
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "FailedPromptsError", "Output", "SamplingParams"]
+__all__ = ["Engine", "FailedPromptsError", "Output", "Outputs", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:

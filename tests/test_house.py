@@ -26,8 +26,7 @@ ALLOWED = {
     "job": SLAB | {"config", "data", "prompts", "report", "engine", "runtime", "structured"},
     "run": SLAB | {"config", "data", "prompts", "report", "runtime", "job"},
     "cli": SLAB | {"checks", "config", "keys", "data.stores.loose", "report", "run"},
-    "api": SLAB
-    | {"checks", "config", "keys", "data", "prompts", "engine", "runtime", "job", "structured"},
+    "api": SLAB | {"checks", "config", "keys", "data", "prompts", "report", "engine", "job"},
     "__main__": {"cli"},
 }
 # Floors within a room, from the ground up; the room's name stands for its own files.

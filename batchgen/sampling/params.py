@@ -1,5 +1,6 @@
 """How a row's tokens are chosen: the parameters, under vLLM's names, checked once."""
 
+import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -204,7 +205,9 @@ class SamplingParams:
         types = {field.name: type(getattr(_DEFAULTS, field.name)) for field in fields(self)}
         unknown = sorted(set(values) - set(types))
         if unknown:
-            raise ValueError(f"unknown sampling parameter {', '.join(unknown)}")
+            close = difflib.get_close_matches(unknown[0], types)
+            hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+            raise ValueError(f"unknown sampling parameter {', '.join(unknown)}{hint}")
         given = {name: value for name, value in values.items() if value is not None}
         params = replace(
             self, **{name: convert(name, value, types[name]) for name, value in given.items()}

@@ -1,16 +1,22 @@
 """``from batchgen import Engine``: the command's engine, with Python objects in and out."""
 
+import importlib
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import batchgen
 from batchgen import Engine, FailedPromptsError, SamplingParams
-from batchgen.errors import RowErrorType, UsageError
+from batchgen.errors import EngineError, RowErrorType, UsageError
+from batchgen.sampling import Structure
+from tests.invariants import check_invariants
 from tests.job.harness import Job
 
 TEXTS = [
@@ -112,7 +118,144 @@ def test_structured_and_scored_outputs_work_as_in_the_command(engine: Engine) ->
     assert chosen.text in choices
     (scored,) = engine.generate(TEXTS[:1], {"score_choices": choices})
     assert scored.samples[0].label in choices
-    assert sum(score for _, score in scored.samples[0].label_scores or ()) == pytest.approx(1)
+    assert sum(scored["label_scores"].values()) == pytest.approx(1)
+    assert scored["label_scores"][scored["label"]] == scored["label_score"]
+
+
+def test_t17_each_prompt_has_parameters_of_its_own(
+    engine: Engine, tokenizer: Any, generate: Callable[..., list[int]]
+) -> None:
+    each = [{"max_tokens": 3}, SamplingParams(max_tokens=5, logit_bias=((7, -1.0),)), None]
+    outputs = engine.generate(TEXTS, each)
+    assert [output["completion_tokens"] for output in outputs] == [3, 5, 256]
+    for text, output, length in zip(TEXTS, outputs, (3, 5, 256), strict=True):
+        expected = generate(tokenizer(text)["input_ids"], max_new_tokens=length)
+        assert (output.token_ids or [])[:3] == expected[:3]
+    # One that makes no sense is its prompt's own error, as in a row of a job.
+    bad, good = engine.generate(TEXTS[:2], [{"max_tokns": 3}, {"max_tokens": 2}])
+    assert bad.error is not None
+    assert bad.error.type is RowErrorType.INVALID_SAMPLING_PARAMS
+    assert "max_tokns (did you mean max_tokens" in bad.error.message
+    assert good["completion_tokens"] == 2
+    structured = SamplingParams(structured=Structure(json='{"const": 5}'))
+    assert engine.generate(["a"], [structured])[0].text == "5"
+
+
+@pytest.mark.parametrize("kind", [TEXTS[0], [5, 6], [{"role": "user", "content": "a"}]])
+def test_t17_none_among_prompts_is_the_error_of_a_null_row(engine: Engine, kind: Any) -> None:
+    first, none = engine.generate([kind, None], {"max_tokens": 2})
+    assert first.error is None
+    assert none.error is not None
+    assert none.error.type is RowErrorType.NULL_PROMPT
+    (alone,) = engine.generate([None])
+    assert alone["error_type"] == "null_prompt"
+
+
+def test_t17_answers_have_the_names_shapes_and_types_of_a_jobs_rows(
+    engine: Engine, job: Job
+) -> None:
+    params = {"max_tokens": 4, "logprobs": 1, "prompt_logprobs": 0}
+    answers = engine.generate([*TEXTS, ""], params)
+    job.write([{"prompt": text} for text in (*TEXTS, "")])
+    given = [f"sampling.{name}={value}" for name, value in params.items()]
+    assert job(*given) == 0
+    parts = pq.read_table(job.out).sort_by("row_index")
+    table = answers.to_arrow()
+    # A job's ids are made of the file's name.
+    assert table.schema.remove(0).equals(parts.schema.remove(0))
+    per_run = ("id", "queue_time_ms", "time_to_first_token_ms", "generation_time_ms")
+    measured = [each.name for each in table.schema if "blocks" in each.name]
+    same = [each for each in table.column_names if each not in (*per_run, *measured)]
+    same.remove("cached_tokens")
+    assert table.select(same).to_pylist() == parts.select(same).to_pylist()
+    first = answers[0]
+    assert dict(first) == first.samples[0]
+    assert first["generated_text"] == first.text == first.samples[0].generated_text
+    (token, *_), *_ = first["logprobs"]
+    assert set(token) == {"token_id", "logprob", "rank"}
+    assert first["prompt_logprobs"][0] is None
+    assert first.to_arrow().num_rows == 1
+    assert pa.Table.from_pylist([dict(each) for each in answers]).num_rows == 4
+    with pytest.raises(KeyError):
+        _ = first["text"]
+    with pytest.raises(AttributeError, match="no column generated_txt"):
+        _ = first.samples[0].generated_txt
+
+
+def test_t17_an_engine_counts_and_is_closed_at_the_end_of_a_block(model_dir: Path) -> None:
+    with Engine(model_dir, num_blocks=64, swap_blocks=0) as engine:
+        engine.generate(TEXTS, {"max_tokens": 4})
+        assert engine.stats["generated_tokens"] == 12
+        assert engine.stats["steps"] >= 4
+        engine.generate(TEXTS, {"max_tokens": 4})
+        assert engine.stats["generated_tokens"] == 24
+        assert engine.stats["ttft_ms"]["p50"] > 0
+    engine.close()
+    for use in (lambda: engine.generate(["a"]), lambda: engine.stats):
+        with pytest.raises(UsageError, match="closed"):
+            use()
+
+
+def test_t28_a_random_sample_is_decided_by_the_prompts_id(engine: Engine, job: Job) -> None:
+    params = {"max_tokens": 6, "temperature": 1.0, "seed": 3}
+    ids = ["x", "y", "z"]
+    named = engine.generate(TEXTS, params, ids=ids)
+    assert [output["id"] for output in named] == ids
+    turned = engine.generate(TEXTS[::-1], params, ids=ids[::-1])
+    assert [each.token_ids for each in turned] == [each.token_ids for each in named][::-1]
+    job.write([{"id": each, "prompt": text} for each, text in zip(ids, TEXTS, strict=True)])
+    given = [f"sampling.{name}={value}" for name, value in params.items()]
+    assert job(*given) == 0
+    assert [row["output_token_ids"] for row in job.rows()] == [each.token_ids for each in named]
+    # By default the place in the list is the id.
+    places = engine.generate(TEXTS, params)
+    numbered = engine.generate(TEXTS, params, ids=[0, 1, 2])
+    assert [each.token_ids for each in places] == [each.token_ids for each in numbered]
+    for wrong, message in (
+        (["x", "x", "y"], "'x' is there twice"),
+        (["x"], "ids must be as many"),
+        (["x", 1, "y"], r"ids\[1\] cannot be used"),
+        ([1.5, 2, 3], r"ids\[0\] cannot be used"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            engine.generate(TEXTS, ids=wrong)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "engine.scheduler.Scheduler.schedule",
+        "engine.block_pool.BlockPool.allocate",
+        "engine.stopping.StopRules.check",
+        "job.stream.RequestStream.results",
+        "job.stream.RequestStream._request",
+        "runtime.executor.ModelExecutor.execute",
+        "runtime.detokenize.StopStringMatcher.push",
+    ],
+)
+def test_t24_after_a_call_that_was_broken_off_the_next_one_works(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, place: str, error: type[BaseException]
+) -> None:
+    params = {"max_tokens": 6, "stop": ["\x00"]}
+    expected = [each.token_ids for each in engine.generate(TEXTS, params)]
+    module, kind, name = f"batchgen.{place}".rsplit(".", 2)
+    owner = getattr(importlib.import_module(module), kind)
+    real, calls = getattr(owner, name), itertools.count()
+
+    def broken(*given: Any, **named: Any) -> Any:
+        if next(calls) == 1:
+            raise error("broken off")
+        return real(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, broken)
+        with pytest.raises((error, EngineError)):
+            engine.generate(TEXTS, params)
+    scheduler = engine._open.engine.scheduler
+    check_invariants(scheduler)
+    assert scheduler.num_unfinished == scheduler.blocks.pool.num_owned == 0
+    assert [each.token_ids for each in engine.generate(TEXTS, params)] == expected
 
 
 def test_no_prompts_no_outputs(engine: Engine) -> None:
@@ -145,7 +288,15 @@ def test_an_option_that_makes_no_sense_is_refused_by_name(
         (["a", [1, 2]], None, "must all be texts, all lists of messages"),
         ([{"role": "user", "content": "a"}], None, "must all be texts"),
         ([1, 2, 3], None, "must all be texts"),
-        (["a"], {"temprature": 1}, "unknown sampling parameter temprature"),
+        (["a"], {"temprature": 1}, r"parameter temprature \(did you mean temperature"),
+        (["a"], "greedy", "must be a mapping, a SamplingParams or a list of them, not str"),
+        (["a", "b"], [{}], "sampling must be as many as the prompts: 1 for 2"),
+        (["a"], [7], r"sampling\[0\] cannot be used: 7 is neither a mapping nor"),
+        (["a"], [{"stop": {"a"}}], r"sampling\[0\] cannot be used"),
+        (["a", "\ud800"], None, r"prompts\[1\] cannot be used: .*surrogates not allowed"),
+        ([[1], [2**70]], None, r"prompts\[1\] cannot be used"),
+        ([[1], [1.5]], None, r"prompts\[1\] cannot be used"),
+        ([[{"role": "user", "content": b"x"}]], None, r"prompts\[0\] cannot be used"),
         (["a"], {"temperature": -1}, "temperature=-1"),
         (["a"], SamplingParams(top_p=7), "top_p=7"),
         (["a"], {"structured": {"regex": "("}}, "structured.regex"),
