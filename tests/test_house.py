@@ -8,11 +8,12 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "batchgen"
 
 # The slab that every room stands on.
-SLAB = {"errors", "sampling", "s3_uri"}
+SLAB = {"errors", "sampling", "s3_uri", "user_cache"}
 ALLOWED = {
     "errors": set(),
     "sampling": set(),
     "s3_uri": {"errors"},
+    "user_cache": set(),
     "config": SLAB,
     "keys": SLAB | {"config"},
     "checks": SLAB | {"config"},

@@ -34,7 +34,7 @@ from batchgen.runtime.device.swap import staging_bytes
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache, KVFormat, kv_bytes_per_token, window_of_all
 from batchgen.runtime.kv_dtype import KVDtype, drift_warning, measure_format, resolve_kv_dtype
-from batchgen.runtime.memory import CudaMemory, DeviceMemory, Ledger
+from batchgen.runtime.memory import CudaMemory, DeviceMemory, Ledger, is_out_of_memory
 from batchgen.runtime.memory_profile import activation_bytes, graph_bytes
 from batchgen.runtime.model import LoadedModel, load_model, resolve_device
 from batchgen.runtime.shared_prefixes import SharedPrefix
@@ -70,17 +70,25 @@ def load_job_model(config: Config) -> LoadedModel:
     """Load the job's model, with our attention in it.
 
     Raises:
-        UsageError: the model is refused.
+        UsageError: the model is refused, or there is no memory for it.
     """
     # The phase is named already; a second bar would only break the log into pieces.
     disable_progress_bar()  # type: ignore[no-untyped-call]
     use_threads(config.engine.threads)
-    loaded = load_model(
-        model_source(config.model),
-        dtype=config.model.dtype,
-        device=resolve_device(config.model.device),
-        max_model_len=config.model.max_model_len,
-    )
+    try:
+        loaded = load_model(
+            model_source(config.model),
+            dtype=config.model.dtype,
+            device=resolve_device(config.model.device),
+            max_model_len=config.model.max_model_len,
+        )
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UsageError(
+            f"model.path={config.model.path}: there is no memory to load it; set a model.dtype of "
+            f"fewer bytes, or end what else uses the memory: {error}"
+        ) from error
     if config.engine.deterministic:
         fix_row_counts(loaded.model)
     return loaded

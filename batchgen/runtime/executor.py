@@ -25,6 +25,7 @@ from batchgen.runtime.device.transfers import (
     has_placeholders,
 )
 from batchgen.runtime.kv_cache import KVCache
+from batchgen.runtime.memory import is_out_of_memory
 from batchgen.runtime.sampler import SamplerOutput, SamplingMetadata, prepare, sample_tokens
 
 
@@ -185,7 +186,9 @@ class ModelExecutor:
         """Send a plan's arrays, at a second attempt after torch gave up what it keeps in hand."""
         try:
             return self.prepare(plan)
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             self._device.trim()
         return self.prepare(plan)
 
@@ -218,7 +221,9 @@ class ModelExecutor:
         try:
             self._device.compute.run(work)
             return
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             problem = str(error)
             # The error knows the model's frames, and these the pass's tensors: they would be
             # held as long as somebody deals with it, which is to run the step in halves.

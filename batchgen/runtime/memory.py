@@ -160,6 +160,13 @@ def available_host_bytes() -> int:
     return available
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether there was no memory for a tensor; torch's CPU allocator has no class for it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return "DefaultCPUAllocator" in str(error)
+
+
 def default_cpu_pool_bytes(available: int) -> int:
     """Bytes of the pool on a CPU: a quarter of the free memory, at most 4 GiB."""
     return min(4 * GIB, available // 4)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchgen.engine.core import EngineCore
+from batchgen.errors import EngineError
 from batchgen.runtime.attention import ModelForward
 from batchgen.runtime.backends import AttentionName
 from batchgen.runtime.device.api import HostDevice
@@ -244,6 +245,42 @@ def test_what_a_pass_without_memory_held_is_free_before_the_step_is_run_in_halve
     assert len(held) == len(trims) == engine.stats.out_of_memory > 1
     assert all(trims)
     assert all(halves)
+
+
+def test_t28_a_lack_of_memory_on_a_cpu_is_one_too(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = _outputs(_engine(loaded, HostDevice()))
+    forward, put, calls = ModelForward.__call__, Uploads.put, iter(range(1 << 20))
+
+    def short_of_memory(self: ModelForward, token_ids: torch.Tensor, *given: Any) -> torch.Tensor:
+        if len(token_ids) > 7:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return forward(self, token_ids, *given)
+
+    def fail_sometimes(self: Uploads, array: np.ndarray) -> torch.Tensor:
+        if next(calls) % 29 == 7:
+            np.empty(1 << 60, dtype=np.uint8)
+        return put(self, array)
+
+    monkeypatch.setattr(ModelForward, "__call__", short_of_memory)
+    monkeypatch.setattr(Uploads, "put", fail_sometimes)
+    engine = _engine(loaded, HostDevice())
+    assert _outputs(engine) == expected
+    assert engine.stats.out_of_memory > 1
+
+
+def test_t28_another_error_of_a_pass_is_not_taken_for_a_lack_of_memory(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(self: ModelForward, *given: Any) -> torch.Tensor:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(ModelForward, "__call__", wrong)
+    engine = _engine(loaded, HostDevice())
+    with pytest.raises(EngineError, match="shapes do not fit"):
+        _outputs(engine)
+    assert engine.stats.out_of_memory == 0
 
 
 class _NoReading(TorchDispatchMode):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from batchgen.report.machine import processor
+from batchgen.user_cache import cache_folder
 
 _FILE = "speeds.jsonl"
 _KEPT_LINES = 500
@@ -107,8 +108,7 @@ class SpeedBook:
 
     def __init__(self, folder: Path | None = None) -> None:
         """Open the user's book, or the one in a folder."""
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self.path = (folder or base / "batchgen") / _FILE
+        self.path = (folder or cache_folder()) / _FILE
 
     def add(self, setting: Setting, speed: Speed) -> None:
         """Store a run's speed, unless it was too short to tell any."""

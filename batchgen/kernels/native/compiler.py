@@ -7,6 +7,7 @@ threads and does not fight with them for the cores.
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -15,6 +16,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+
+from batchgen.user_cache import cache_folder
+
+logger = logging.getLogger(__name__)
 
 _FLAGS = (
     "-O3",
@@ -49,13 +54,16 @@ def load_library(
     # Threads first; a compiler whose threads are not torch's compiles for one.
     for threading in (["-fopenmp"], []):
         try:
-            return ctypes.CDLL(
-                str(_compiled(compiler, source, [*_FLAGS, *flags, *threading, *macros]))
-            )
+            library = _compiled(compiler, source, [*_FLAGS, *flags, *threading, *macros])
+            loaded = ctypes.CDLL(str(library))
         except OSError as error:
             problems.append(str(error))
         except subprocess.CalledProcessError as error:
             problems.append(error.stderr.strip()[-500:])
+        else:
+            if problems:
+                logger.warning("%s runs on one thread: %s", source.name, problems[0])
+            return loaded
     raise NativeCompileError(f"{compiler} cannot compile for this machine: {problems[-1]}")
 
 
@@ -73,18 +81,28 @@ def _compiled(compiler: str, source: Path, flags: Sequence[str]) -> Path:
     # Headers too: a change to one compiles everything anew.
     text = b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
     identity = "\0".join([compiler, _version(compiler), _processor(), *flags])
-    digest = hashlib.sha256(text + identity.encode()).hexdigest()[:16]
-    folder = _cache_folder()
-    library = folder / f"{source.stem}-{digest}.so"
-    if library.exists():
-        return library
+    stem = f"{source.stem}-{_digest(text + identity.encode())}"
+    folder = cache_folder()
+    for kept in folder.glob(f"{stem}-*.so"):
+        # A library that was cut, by a power failure say, would kill the process.
+        if kept.name == _library_name(stem, kept):
+            return kept
+        kept.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         built, shared = Path(scratch) / "kernel.o", Path(scratch) / "kernel.so"
         _run([compiler, *flags, "-c", str(source), "-o", str(built)])
         # On its own, without -fopenmp: no second OpenMP library beside torch's.
         _run([compiler, "-shared", str(built), "-o", str(shared), "-lm"])
-        shared.replace(library)
-    return library
+        return shared.replace(folder / _library_name(stem, shared))
+
+
+def _library_name(stem: str, library: Path) -> str:
+    """Name a library by its content, so that damage shows."""
+    return f"{stem}-{_digest(library.read_bytes())}.so"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _run(command: Sequence[str]) -> None:
@@ -105,17 +123,3 @@ def _processor() -> str:
     except OSError:
         return platform.machine() + platform.processor()
     return "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
-
-
-@cache
-def _cache_folder() -> Path:
-    """Give a directory of the user's own; one for this process alone where that fails."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "batchgen"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="batchgen-"))
