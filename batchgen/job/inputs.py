@@ -84,6 +84,7 @@ class JobInputs(ModelFront):
         return [
             *([] if self.num_rows else [nothing]),
             *([f"sampling.{sampling}"] if sampling is not None else []),
+            *self.grammars.notes(self.sampling),
             *([end_of_turn] if end_of_turn is not None else []),
         ]
 

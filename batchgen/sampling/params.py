@@ -99,6 +99,11 @@ class SamplingParams:
 
     def warning(self) -> str | None:
         """Say what makes sense and is hardly meant, or None where all is well."""
+        if self.structured is not None and self.min_tokens:
+            return (
+                f"min_tokens={self.min_tokens} with structured.*: an output that is complete "
+                "before ends there all the same"
+            )
         if self.n == 1 or not self.is_greedy:
             return None
         return (
@@ -173,6 +178,11 @@ class SamplingParams:
                 self.structured is None or not self.ignore_eos,
                 "ignore_eos=true does not go with structured.*: such an output ends where its "
                 "structure does",
+            ),
+            (
+                self.structured is None or self.structured.choice is None or self.min_tokens < 2,
+                f"min_tokens={self.min_tokens} does not go with structured.choice: an output ends "
+                "where its choice does",
             ),
             (
                 len(self.score_choices) != 1

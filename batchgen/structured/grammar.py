@@ -2,21 +2,27 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from llguidance import LLMatcher
 
 from batchgen.sampling import Structure
+from batchgen.structured.schema import json_grammar, pointer_to, prepare, schemas_in
 
-_MANY_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS_OF_SCHEMAS = ("prefixItems", "anyOf", "oneOf", "allOf")
-_ONE_SCHEMA = ("items", "additionalProperties", "additionalItems", "contains", "not")
 _UNSATISFIABLE = "Unsatisfiable schema: "
+_ONE_OF = "oneOf constraints are not supported"
+_OVERLAP = (
+    "one value may match several schemas of this oneOf; write anyOf instead, or let them differ in "
+    "their type or in a required property that is another const in each"
+)
 
 
 def grammar_of(structure: Structure) -> str:
-    """Write a structure as a grammar, which may be wrong still."""
+    """Write a structure as a grammar, which may be wrong still.
+
+    Raises:
+        SchemaError: outputs cannot be held to the schema.
+    """
     if structure.choice is not None:
         # One lexeme: as two of them the longer of "a" and "ab" would win without being asked.
         return LLMatcher.grammar_from_lark(
@@ -25,7 +31,7 @@ def grammar_of(structure: Structure) -> str:
     if structure.regex is not None:
         return LLMatcher.grammar_from_regex(structure.regex)
     assert structure.json is not None
-    return _json_grammar(json.loads(structure.json))
+    return json_grammar(prepare(json.loads(structure.json)).schema)
 
 
 def spelling_of(structure: Structure) -> str:
@@ -33,6 +39,19 @@ def spelling_of(structure: Structure) -> str:
     if structure.choice is not None:
         return "\0".join(structure.choice)
     return (structure.regex or structure.json or "").replace("\\", "")
+
+
+def notes_on(structure: Structure) -> list[str]:
+    """Say what of a usable structure outputs are not held to."""
+    if structure.json is None:
+        return []
+    formats = sorted(prepare(json.loads(structure.json)).unknown_formats)
+    if not formats:
+        return []
+    return [
+        f"structured.json: format {', '.join(formats)} is taken as an annotation: outputs are not "
+        "held to it; a pattern would be kept"
+    ]
 
 
 def is_unsatisfiable(error: str) -> bool:
@@ -45,22 +64,10 @@ def explain(structure: Structure, error: str) -> str:
     if structure.regex is not None:
         return _explain_regex(structure.regex, error)
     if structure.json is not None:
-        pointer = _locate(json.loads(structure.json), error)
-        return f"structured.json at {pointer or 'its top'}: {error.removeprefix(_UNSATISFIABLE)}"
+        pointer = _locate(prepare(json.loads(structure.json)).schema, error)
+        reason = _OVERLAP if error.startswith(_ONE_OF) else error.removeprefix(_UNSATISFIABLE)
+        return f"structured.json at {pointer or 'its top'}: {reason}"
     return f"structured.choice cannot be used: {error.splitlines()[0]}"
-
-
-def _json_grammar(schema: Any) -> str:
-    if schema is True:
-        schema = {}
-    elif schema is False:
-        schema = {"anyOf": []}
-    # As Python's json.dumps writes it: models have seen this form most, and free white space
-    # lets a small model run on in blanks for ever. A schema's own "x-guidance" wins.
-    return LLMatcher.grammar_from_json_schema(
-        schema,
-        defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-    )
 
 
 def _explain_regex(pattern: str, error: str) -> str:
@@ -89,26 +96,13 @@ def _locate(schema: Any, error: str) -> str:
     }
     pointer = ""
     while True:
-        for step, part in _schemas_in(inner):
+        for steps, part in schemas_in(inner):
             if isinstance(part, dict) and _error(shared | part) == error:
-                pointer, inner = f"{pointer}/{step}", part
+                pointer, inner = pointer + pointer_to(steps), part
                 break
         else:
             return pointer
 
 
-def _schemas_in(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name in _MANY_SCHEMAS:
-        parts = schema.get(name)
-        for key, part in parts.items() if isinstance(parts, dict) else ():
-            yield f"{name}/{key.replace('~', '~0').replace('/', '~1')}", part
-    for name in _LISTS_OF_SCHEMAS:
-        parts = schema.get(name)
-        for index, part in enumerate(parts if isinstance(parts, list) else ()):
-            yield f"{name}/{index}", part
-    for name in _ONE_SCHEMA:
-        yield name, schema.get(name)
-
-
 def _error(schema: dict[str, Any]) -> str:
-    return LLMatcher.validate_grammar(_json_grammar(schema))
+    return LLMatcher.validate_grammar(json_grammar(schema))

@@ -12,7 +12,14 @@ from batchgen.errors import RowError, RowErrorType
 from batchgen.sampling import SamplingParams, Structure
 from batchgen.structured.choices import ChoiceTree
 from batchgen.structured.constraint import Masks, TokenConstraint
-from batchgen.structured.grammar import explain, grammar_of, is_unsatisfiable, spelling_of
+from batchgen.structured.grammar import (
+    explain,
+    grammar_of,
+    is_unsatisfiable,
+    notes_on,
+    spelling_of,
+)
+from batchgen.structured.schema import SchemaError
 from batchgen.structured.vocabulary import VocabularyError, load_vocabulary
 
 # Few structures stand in many rows; where each row has its own, memory stays bounded.
@@ -67,6 +74,10 @@ class Grammars:
         if params.structured is not None:
             return self._grammars(params.structured).error
         return None
+
+    def notes(self, params: SamplingParams) -> list[str]:
+        """Say what of a structure without a :meth:`problem` outputs are not held to."""
+        return notes_on(params.structured) if params.structured is not None else []
 
     def constraint(self, structure: Structure) -> TokenConstraint:
         """Make the constraint of one request, whose structure has no :meth:`problem`."""
@@ -147,6 +158,11 @@ def _compiled(compile_: Callable[[_Given], _Result], given: _Given) -> _Compiled
         return _Compiled(compile_(given), None)
     except _RefusedError as refused:
         return _Compiled(None, RowError(refused.kind, str(refused)))
+    except SchemaError as error:
+        return _Compiled(None, RowError(RowErrorType.INVALID_SAMPLING_PARAMS, str(error)))
+    except RecursionError:
+        message = "structured.json is nested too deeply"
+        return _Compiled(None, RowError(RowErrorType.INVALID_SAMPLING_PARAMS, message))
     except UnicodeEncodeError as error:
         message = f"{error.object[error.start : error.end]!r} is half a character"
         return _Compiled(None, RowError(RowErrorType.INVALID_SAMPLING_PARAMS, message))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from batchgen import Engine
+from tests import tiny_models
 from tests.job.harness import Job
 
 
@@ -61,3 +62,22 @@ def test_n05_a_template_that_ends_turns_with_another_special_token_is_warned_abo
     assert f"set sampling.stop_token_ids=[{other}]" in capfd.readouterr().err
     assert job("mode=plan", f"sampling.stop_token_ids=[{other}]") == 0
     assert "chat template ends" not in capfd.readouterr().err
+
+
+def test_n21_a_row_goes_on_behind_an_id_that_the_tokenizer_does_not_know(
+    job: Job, tmp_path: Path, tokenizer: Any
+) -> None:
+    config = tiny_models.FAMILIES["llama"]()
+    config.vocab_size, config.eos_token_id = len(tokenizer) + 60, tokenizer.eos_token_id
+    tiny_models.build(config).save_pretrained(tmp_path / "wide")
+    tokenizer.save_pretrained(tmp_path / "wide")
+    unknown = len(tokenizer) + 7
+    job.write([{"prompt": "The quick brown fox"}])
+    keys = (
+        f"model.path={tmp_path / 'wide'}", "sampling.stop=[zzz]", "sampling.logprobs=2",
+        f"sampling.logit_bias={{{unknown}: 100}}", "sampling.max_tokens=3",
+    )  # fmt: skip
+    assert job(*keys) == 0
+    (row,) = job.rows()
+    assert row["output_token_ids"] == [unknown] * 3
+    assert (row["generated_text"], row["finish_reason"]) == ("", "length")

@@ -130,3 +130,14 @@ def test_bytes_of_the_output_join_no_character_of_the_prompt_and_spoil_none() ->
     end = tokenizer.convert_tokens_to_ids("<|end|>")
     first, *others = _llama_ids("\u20ac")
     assert text(prompt, [first, end, *others]) == "\u20ac"
+
+
+def test_n21_an_id_behind_the_tokenizers_last_one_gives_no_text_and_stops_nothing() -> None:
+    tokenizer, _, _ = _tokenizer("llama")
+    unknown = len(tokenizer) + 50
+    yes, no = _llama_ids("\u2581yes") + _llama_ids("\u2581no")
+    prompt, output = _llama_ids("\u2581a"), [yes, unknown, no, unknown]
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.text(prompt, output, skip_special_tokens=True) == " yes no"
+    matcher = StopStringMatcher(detokenizer, prompt, ["s n"], skip_special_tokens=True)
+    assert [matcher.push(token) for token in output[:3]] == [None, None, "s n"]
