@@ -162,13 +162,12 @@ class EngineCore:
         previous, self._in_flight = self._in_flight, None
         step = self._start(previous)
         if previous is not None:
-            self._process(previous)
+            self._process(previous, is_exposed=step is None)
         if step is None:
             return previous is not None
-        with self._scheduling():
-            self.scheduler.advance()
+        self.scheduler.advance()
         if step.must_wait:
-            self._process(step)
+            self._process(step, is_exposed=True)
         else:
             self._in_flight = step
         return True
@@ -177,7 +176,7 @@ class EngineCore:
         """Schedule a step and enqueue it; None if there is nothing to run."""
         counters = self.scheduler.counters
         decoded, recomputed = counters.decode_tokens, counters.recomputed_tokens
-        with self._scheduling():
+        with self._scheduling(is_exposed=previous is None):
             plan = self.scheduler.schedule()
             if plan is None:
                 return None
@@ -202,8 +201,8 @@ class EngineCore:
             must_wait=must_wait,
         )
 
-    def _process(self, step: _InFlightStep) -> None:
-        """Wait for a step's output and hand it to the scheduler."""
+    def _process(self, step: _InFlightStep, *, is_exposed: bool) -> None:
+        """Wait for a step's output and hand it to the scheduler; see :meth:`_scheduling`."""
         with self._on_device(step.plan):
             output = step.output.result()
         # It ran from the end of the step before it.
@@ -211,15 +210,19 @@ class EngineCore:
         seconds = self._last_output_at - began
         self.scheduler.costs.observe_step(step.plan.num_tokens, seconds)
         self.stats.note_time(step.plan.num_tokens, seconds, step.decoded, step.recomputed)
-        with self._scheduling():
+        with self._scheduling(is_exposed=is_exposed):
             self.scheduler.update(output)
 
     @contextmanager
-    def _scheduling(self) -> Iterator[None]:
-        """Count the time of some work as the scheduler's."""
+    def _scheduling(self, *, is_exposed: bool) -> Iterator[None]:
+        """Count the time of some work as the scheduler's, unless a step is in flight.
+
+        It is a part of that step's time then.
+        """
         started = self._clock()
         yield
-        self.stats.scheduler_s += self._clock() - started
+        if is_exposed:
+            self.stats.scheduler_s += self._clock() - started
 
     # -- out of memory ------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ class EngineStats:
         prefill_s: time of the passes, by prefill's share of their tokens.
         decode_s: the rest of that time.
         recompute_s: of all that, the share of tokens computed again after a preemption.
-        scheduler_s: time spent planning and committing.
+        scheduler_s: time spent scheduling while no step was in flight.
         kv_blocks_read: blocks attended to, summed over rows and steps.
         row_steps: rows, summed over steps; over ``steps`` it is the mean batch.
         logical_blocks: block table entries, summed over steps.

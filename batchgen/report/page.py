@@ -181,7 +181,7 @@ def _times(summary: Mapping[str, Any]) -> list[Bar]:
     known = {
         "model, prompts": summary["prefill_s"],
         "model, generated tokens": summary["decode_s"],
-        "scheduling": summary["scheduler_s"],
+        "scheduling, while the model waits": summary["scheduler_s"],
     }
     inner = [bar(label, seconds, is_inner=True) for label, seconds in known.items()]
     rest = max(0.0, generate_s - sum(known.values()))

@@ -14,9 +14,6 @@ ONE_SCHEMA = (
     "items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else",
     "propertyNames",
 )  # fmt: skip
-# As Python's json.dumps writes it: models have seen this form most, and free white space lets a
-# small model run on in blanks for ever. A schema's own "x-guidance" wins.
-_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _COUNTED = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _JOINS = ("allOf", "anyOf", "oneOf", "$ref")
 # The library holds numbers as 64-bit floats, and integers' bounds as 64-bit integers made of them.
@@ -141,7 +138,16 @@ def json_grammar(schema: Any) -> str:
     elif schema is False:
         schema = {"anyOf": []}
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_FORM)
+        # As Python's json.dumps writes it: models have seen this form most, and free white space
+        # lets a small model run on in blanks for ever. A schema's own "x-guidance" wins.
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps(schema),
+            defaults={
+                "whitespace_flexible": False,
+                "item_separator": ", ",
+                "key_separator": ": ",
+            },
+        )
     except ValueError as error:
         raise SchemaError(f"structured.json cannot be used: {error}") from error
 
