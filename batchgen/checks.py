@@ -29,7 +29,9 @@ def at_least(key: str, value: int | None, least: int) -> Iterator[str]:
 
 def _model(model: ModelConfig) -> Iterator[str]:
     path = Path(model.path)
-    if path.is_dir() and not (path / "config.json").is_file():
+    # What is only an adapter is refused with what to do about it.
+    is_model = any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if path.is_dir() and not is_model:
         yield (
             f"model.path={path} holds no config.json, so it is not a model's directory. "
             "Name the directory that does, or a .gguf file."

@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BARE_PACKAGES = ("engine", "kernels", "runtime")
-BARE_REQUIREMENTS = ("numpy", "torch", "transformers", "triton")
+# transformers itself reads weights through safetensors.
+BARE_REQUIREMENTS = ("numpy", "safetensors", "torch", "transformers", "triton")
 
 
 def test_the_wheel_holds_configuration_and_jobs(built_wheel):

@@ -5,6 +5,7 @@ The command and the Python API build it by the same function.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,13 +22,14 @@ from batchgen.prompts.source import Source
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.prompts.tokenizer import Tokenizer, load_tokenizer
 from batchgen.prompts.truncation import SIDES, Truncation
-from batchgen.runtime.hub import require_answer
+from batchgen.runtime.hub import require_answer, require_no_adapter
 from batchgen.runtime.model import (
     ModelSource,
     load_config,
     load_eos_ids,
     resolve_max_model_len,
 )
+from batchgen.runtime.model_files import check_files, check_model
 from batchgen.sampling import SamplingParams
 from batchgen.structured.grammars import Grammars
 
@@ -60,8 +62,11 @@ class ModelFront:
             UsageError: one of them cannot be used.
         """
         source = model_source(model)
+        check_model(model.path, allow_pickle=model.allow_pickle)
         config = load_config(source)
+        require_no_adapter(model.path, model.revision)
         if model.tokenizer is not None:
+            check_files("model.tokenizer", Path(model.tokenizer))
             require_answer("model.tokenizer", model.tokenizer, None)
         tokenizer = load_tokenizer(
             model.tokenizer or model.path,

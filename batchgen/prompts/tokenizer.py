@@ -1,6 +1,7 @@
 """The model's tokenizer: finding it, and rendering and encoding through it."""
 
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -9,15 +10,8 @@ from batchgen.errors import UsageError
 Tokenizer: TypeAlias = Any
 """A transformers tokenizer (``PreTrainedTokenizerBase``); transformers is untyped here."""
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tekken.json",
-)
+_CONFIG, _WHOLE = "tokenizer_config.json", "tokenizer.json"
+_VOCABULARIES = (_WHOLE, "tokenizer.*.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
 
 def load_tokenizer(
@@ -34,7 +28,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     where = Path(path)
-    if where.is_dir() and not any((where / name).exists() for name in _TOKENIZER_FILES):
+    if where.is_dir() and not _has_any(where, (_CONFIG, *_VOCABULARIES)):
         return None
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     name = path
@@ -43,10 +37,48 @@ def load_tokenizer(
             raise UsageError(f"model.tokenizer={path}: there is no such file")
         name, options["gguf_file"] = str(where.parent), where.name
     try:
-        return AutoTokenizer.from_pretrained(name, **options)
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
     except Exception as error:
         # Every kind of exception comes out of here, from missing files to broken JSON.
-        raise UsageError(f"model.tokenizer={path} cannot be loaded: {error}") from error
+        said = repr(error) if isinstance(error, KeyError) else error
+        reason = _what_is_missing(where) or said
+        raise UsageError(f"model.tokenizer={path} cannot be loaded: {reason}") from error
+    # Some families make one of special tokens and the word mark where they miss their file.
+    if len(tokenizer) <= len(getattr(tokenizer, "added_tokens_decoder", ())) + 1:
+        reason = _what_is_missing(where) or "it has no vocabulary"
+        raise UsageError(f"model.tokenizer={path} cannot be used: {reason}")
+    return tokenizer
+
+
+def _has_any(folder: Path, patterns: Sequence[str]) -> bool:
+    return any(any(folder.glob(pattern)) for pattern in patterns)
+
+
+def _what_is_missing(folder: Path) -> str | None:
+    """Say which file or package a tokenizer lacks, in truer words than its loading error's."""
+    if not folder.is_dir() or (folder / _WHOLE).exists():
+        return None
+    if not _has_any(folder, _VOCABULARIES):
+        return f"there is {_CONFIG}, but no vocabulary ({_WHOLE}, tokenizer.model or the like)"
+    if (folder / "vocab.json").exists() and not (folder / "merges.txt").exists():
+        return "there is vocab.json, but neither merges.txt nor tokenizer.json"
+    for file in sorted(folder.glob("*.model")):
+        # A SentencePiece model is a protobuf message, a tiktoken vocabulary is lines of text.
+        is_sentencepiece = file.read_bytes()[:1] == b"\n"
+        needed = ("sentencepiece", "protobuf") if is_sentencepiece else ("tiktoken",)
+        lacking = [package for package in needed if not _is_installed(package)]
+        if lacking:
+            kind = "SentencePiece model" if is_sentencepiece else "tiktoken vocabulary"
+            return f"{file.name} is a {kind}, which needs: pip install {' '.join(lacking)}"
+    return None
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def has_chat_template(tokenizer: Tokenizer | None) -> bool:

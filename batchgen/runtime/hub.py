@@ -15,6 +15,7 @@ from pathlib import Path
 from transformers.utils.hub import cached_file
 
 from batchgen.errors import UsageError
+from batchgen.runtime.model_files import ADAPTER, no_adapters
 
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 _ENDPOINT = "https://huggingface.co"
@@ -61,6 +62,20 @@ def require_answer(key: str, name: str, revision: str | None) -> None:
     )
 
 
+def require_no_adapter(name: str, revision: str | None) -> None:
+    """Refuse a name on the hub, of a model that was found there, that has an adapter beside it.
+
+    Raises:
+        UsageError: there is one, with the line that merges it.
+    """
+    if Path(name).exists():
+        return
+    with retries_unsaid():
+        has_adapter = _has(name, ADAPTER, revision or "main", is_local=False)
+    if has_adapter:
+        raise UsageError(f"model.path={name}: {no_adapters(name)}")
+
+
 def _is_offline() -> bool:
     """Whether the hub's client is told to ask nobody; it says so itself then."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -71,9 +86,10 @@ def _is_cached(name: str, revision: str | None) -> bool:
     return any(_has(name, file, revision or "main") for file in _FILES)
 
 
-def _has(name: str, file: str, revision: str) -> bool:
+def _has(name: str, file: str, revision: str, *, is_local: bool = True) -> bool:
+    """Whether there is a file, in the cache alone or on the hub too."""
     try:
-        return cached_file(name, file, revision=revision, local_files_only=True) is not None
+        return cached_file(name, file, revision=revision, local_files_only=is_local) is not None
     except (OSError, ValueError):
         return False
 

@@ -24,7 +24,7 @@ from prepare_data import prepare_data
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from batchgen.cli import app
-from batchgen.job import inputs
+from batchgen.job import front
 from batchgen.prompts.tokenizer import load_tokenizer
 from tests.docs.fences import Fence, fences
 from tests.realdata import ROOT
@@ -95,7 +95,7 @@ def checkout(
     for path in prepare_data().glob("*.parquet"):
         pq.write_table(pq.read_table(path).slice(0, ROWS), tmp_path / "data" / path.name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(inputs, "load_tokenizer", load_tokenizer_once)
+    monkeypatch.setattr(front, "load_tokenizer", load_tokenizer_once)
     # The native kernels would be built for this model's shapes.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return tmp_path
