@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from batchgen.text import one_line
+
 _MOST_NAMES = 30
 
 
@@ -30,9 +32,19 @@ class ExitCode(IntEnum):
 
 
 class BatchgenError(Exception):
-    """Base of all errors we raise on purpose; the message is written for the user."""
+    """Base of all errors we raise on purpose; the message is written for the user.
+
+    Args:
+        lines: of the message. Each may quote data, which cannot add a line of its own.
+    """
 
     exit_code = ExitCode.UNEXPECTED
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*lines)
+
+    def __str__(self) -> str:
+        return "\n".join(one_line(str(line)) for line in self.args)
 
 
 class UsageError(BatchgenError):

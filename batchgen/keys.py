@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from batchgen.config import Config
+from batchgen.text import refuse_lone_surrogates
 
 _WORDS: Mapping[Any, str] = {
     str: "text",
@@ -24,6 +25,8 @@ _WORDS: Mapping[Any, str] = {
     dict[int, float]: "numbers for integers, as in {50:-100,198:2}",
     list[float]: "a list of numbers, as in [0.2,0.8]",
 }
+
+_MOST_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,33 @@ def sections() -> tuple[str, ...]:
     return tuple(
         dict.fromkeys(".".join(path[:end]) for path in paths for end in range(1, len(path) + 1))
     )
+
+
+def misfit(key: Key, value: Any) -> str | None:
+    """Say why a value does not fit a key, where OmegaConf would take it or fail on it."""
+    if isinstance(value, list) and key.is_list:
+        parts, kinds = value, typing.get_args(key.kind)
+    elif isinstance(value, Mapping) and key.is_mapping:
+        parts, kinds = [*value, *value.values()], (float,)
+    else:
+        parts, kinds = [value], (str, int, float, bool, types.NoneType, list, dict)
+    allowed = (*kinds, int) if float in kinds else kinds
+    wrong = [each for each in parts if not isinstance(each, allowed)]
+    if wrong or (bool not in allowed and any(isinstance(each, bool) for each in parts)):
+        return f"{key.name} must be {key.expected}."
+    if any(isinstance(each, int) and each.bit_length() > _MOST_BITS for each in parts):
+        return f"{key.name} holds a number that has more than {_MOST_BITS} bits."
+    if key.is_text and not _names_path(key.name):
+        try:
+            refuse_lone_surrogates(value, key.name)
+        except ValueError as error:
+            return f"{error}."
+    return None
+
+
+def _names_path(name: str) -> bool:
+    # Such a name may hold bytes that are no text, which Python gives as surrogates.
+    return name.startswith(("input.", "model.", "output.")) or name.endswith("_file")
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

@@ -29,6 +29,7 @@ from batchgen.job.stream import RequestStream
 from batchgen.report.displays import make_progress
 from batchgen.report.progress import Progress
 from batchgen.runtime.model import resolve_device
+from batchgen.text import printable
 
 
 def run(config: Config, resolved_yaml: str) -> ExitCode:
@@ -45,7 +46,7 @@ def run(config: Config, resolved_yaml: str) -> ExitCode:
         TooManyRowErrorsError: so many rows fail that it stopped early; finished rows are kept.
     """
     if config.mode is Mode.status:
-        print(describe_output(config))
+        print(printable(describe_output(config)))
         return ExitCode.DONE
     is_run = config.mode is Mode.run
     progress = make_progress(

@@ -8,10 +8,11 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "batchgen"
 
 # The slab that every room stands on.
-SLAB = {"errors", "sampling", "s3_uri", "user_cache"}
+SLAB = {"errors", "sampling", "s3_uri", "text", "user_cache"}
 ALLOWED = {
-    "errors": set(),
-    "sampling": set(),
+    "text": set(),
+    "errors": {"text"},
+    "sampling": {"text"},
     "s3_uri": {"errors"},
     "user_cache": set(),
     "config": SLAB,

@@ -35,7 +35,7 @@ def make_config(model: str, options: Mapping[str, Any]) -> Config:
     config = replace(Config(), model=ModelConfig(path=model, **grouped["model"]), **sections)
     complaints = list(engine_complaints(config))
     if complaints:
-        raise UsageError("\n".join(complaints))
+        raise UsageError(*complaints)
     return config
 
 

@@ -19,6 +19,7 @@ from batchgen.cli.sweep import compare_sweep
 from batchgen.config import LogFormat, Mode
 from batchgen.errors import BatchgenError, ExitCode, UsageError
 from batchgen.s3_uri import S3Uri, is_s3
+from batchgen.text import printable
 
 # From best to worst: a sweep ends with the worst code of its jobs.
 _SEVERITY = (
@@ -96,7 +97,7 @@ def _settle_all(composed: Sequence[dict[str, object]]) -> list[Settled]:
         try:
             settled.append(settle(values))
         except UsageError as error:
-            raise UsageError(f"{where}{error}") from error
+            raise UsageError(*f"{where}{error}".split("\n")) from error
         except OSError as error:
             # Not even whether it is there can be asked, as below a folder of somebody else's.
             if error.filename is None:
@@ -130,10 +131,10 @@ def _refuse_shared_outputs(settled: Sequence[Settled]) -> None:
         return
     lines = [f"  {place}: jobs {', '.join(map(str, who))}" for place, who in shared.items()]
     raise UsageError(
-        "Jobs of the sweep would write to the same output.dir:\n"
-        + "\n".join(lines)
-        + "\nPut what is swept into it, as in 'output.dir=out/${pool.block_size}', or the job's "
-        "number: 'output.dir=out/${hydra:job.num}'."
+        "Jobs of the sweep would write to the same output.dir:",
+        *lines,
+        "Put what is swept into it, as in 'output.dir=out/${pool.block_size}', or the job's "
+        "number: 'output.dir=out/${hydra:job.num}'.",
     )
 
 
@@ -147,7 +148,7 @@ def _place(output: str) -> PurePath:
 
 def _run_all(settled: Sequence[Settled], jobs: Sequence[Path], outer: Console) -> ExitCode:
     if settled and all(job.config.mode is Mode.jobs for job in settled):
-        print(list_jobs(jobs))
+        print(printable(list_jobs(jobs)))
         return ExitCode.DONE
     codes: list[ExitCode] = []
     for number, job in enumerate(settled):
@@ -159,7 +160,7 @@ def _run_all(settled: Sequence[Settled], jobs: Sequence[Path], outer: Console) -
             break
     comparison = compare_sweep(settled, codes) if len(settled) > 1 else None
     if comparison is not None:
-        print(comparison)
+        print(printable(comparison))
     return max(codes, key=_SEVERITY.index, default=ExitCode.DONE)
 
 

@@ -52,7 +52,7 @@ def check(config: Config, given_input: str | None = None) -> None:
         *_log(config.log),
     ]
     if complaints:
-        raise UsageError("\n".join(complaints))
+        raise UsageError(*complaints)
 
 
 def _input(source: InputConfig, given: str | None, job: str | None) -> Iterator[str]:

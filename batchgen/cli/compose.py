@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import hydra
+import yaml  # type: ignore[import-untyped]
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
@@ -65,8 +66,10 @@ def compose(arguments: Sequence[str], conf: Path, jobs: Sequence[Path]) -> list[
     try:
         with _hydra_process(arguments):
             decorate(collect)()
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UsageError(_explain(error, jobs)) from error
+    except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
+        raise UsageError(*_explain(error, jobs).split("\n")) from error
+    except RecursionError as error:
+        raise UsageError("A config file of --config-dir is nested too deeply.") from error
     if problems:
         raise problems[0]
     return composed
@@ -95,7 +98,7 @@ def _plain(composed: DictConfig) -> dict[str, Any]:
     given = _names(OmegaConf.to_container(composed, resolve=False), "")
     unknown = [name for name in given if name not in declared_keys()]
     if unknown:
-        raise UsageError("\n".join(map(unknown_key, unknown)))
+        raise UsageError(*map(unknown_key, unknown))
     # A primary config of the user's own (--config-name) may lack the schema's types.
     typed = OmegaConf.merge(OmegaConf.structured(Config), composed)
     values = OmegaConf.to_container(typed, resolve=True, throw_on_missing=False)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from batchgen.errors import ExitCode
 from batchgen.report.json_log import JsonLines, json_on_stderr
+from batchgen.text import printable
 
 
 class Console:
@@ -55,6 +56,7 @@ class Console:
             )
 
     def _say(self, text: str, event: str, level: str = "info", **fields: object) -> None:
+        text = printable(text)
         if self._lines is None:
             print(text, file=sys.stderr, flush=True)
         else:

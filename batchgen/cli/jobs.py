@@ -9,7 +9,7 @@ from hydra.core.config_store import ConfigStore
 
 from batchgen.cli.paths import expand
 from batchgen.errors import UsageError
-from batchgen.keys import Key, declared_keys, did_you_mean, sections, unknown_key
+from batchgen.keys import Key, declared_keys, did_you_mean, misfit, sections, unknown_key
 
 JOB_FILE = "job.yaml"
 
@@ -100,9 +100,11 @@ def read_job(path: Path, name: str) -> dict[str, Any]:
     """
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        values = {} if node is None else _Reader(path).mapping(node, "")
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"Cannot read {path}: {error}") from error
-    values = {} if node is None else _Reader(path).mapping(node, "")
+        raise UsageError(*f"Cannot read {path}: {error}".split("\n")) from error
+    except RecursionError as error:
+        raise UsageError(f"Cannot read {path}: it is nested too deeply.") from error
     return {**values, "job": name}
 
 
@@ -117,6 +119,8 @@ class _Reader:
             raise UsageError(f"{self._at(node)}expected keys with values.")
         values: dict[str, Any] = {}
         for name_node, value_node in node.value:
+            if not isinstance(name_node, yaml.ScalarNode):
+                raise UsageError(f"{self._at(name_node)}a key must be a word.")
             name = f"{prefix}{name_node.value}"
             if name_node.value in values:
                 raise UsageError(f"{self._at(name_node)}{name} is there twice.")
@@ -131,7 +135,13 @@ class _Reader:
             raise UsageError(unknown_key(name, self._at(name_node)))
         if name == "job":
             raise UsageError(f"{self._at(name_node)}a job file cannot name another job.")
-        value = self._value(node, key)
+        try:
+            value = self._value(node, key)
+        except (ValueError, yaml.YAMLError) as error:
+            raise UsageError(f"{self._at(node)}{name}: {' '.join(str(error).split())}.") from error
+        problem = misfit(key, value)
+        if problem is not None:
+            raise UsageError(f"{self._at(node)}{problem}")
         if key.word is not None and value == key.word:
             value = [value]
         return self._beside(value) if name.endswith("_file") else value

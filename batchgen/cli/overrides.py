@@ -120,16 +120,16 @@ def _parse(text: str, name: str, value: str, key: Key | None) -> Override:
     is_list = key is not None and key.is_list
     try:
         override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
+    except (HydraException, ValueError, RecursionError) as error:
         reason = str(error).split("\n", 1)[0]
-        raise UsageError(_unreadable(name, value, reason, is_list=is_list)) from error
+        raise UsageError(*_unreadable(name, value, reason, is_list=is_list)) from error
     if key is not None and key.kind is str and isinstance(override.value(), list | dict):
         reason = "brackets and braces outside quotes make a list or a mapping, not text"
-        raise UsageError(_unreadable(name, value, reason, is_list=False))
+        raise UsageError(*_unreadable(name, value, reason, is_list=False))
     return override
 
 
-def _unreadable(name: str, value: str, reason: str, *, is_list: bool) -> str:
+def _unreadable(name: str, value: str, reason: str, *, is_list: bool) -> list[str]:
     lines = [
         f"Cannot read {name}={value} ({reason}).",
         "Put text into double quotes, and all of it into single quotes for the shell:",
@@ -137,7 +137,7 @@ def _unreadable(name: str, value: str, reason: str, *, is_list: bool) -> str:
     ]
     if name in _FILE_KEYS:
         lines.append(f"or put it into a file and name that: {_FILE_KEYS[name]}=FILE")
-    return "\n".join(lines)
+    return lines
 
 
 def _refuse_sweeps(overrides: Sequence[Override]) -> None:
@@ -148,12 +148,13 @@ def _refuse_sweeps(overrides: Sequence[Override]) -> None:
         key = declared_keys().get(override.key_or_group)
         is_list = key is not None and key.is_list
         message = f"{name}={value} names several values, which is a sweep and needs -m."
-        if key is None or key.is_text or is_list:
-            message += (
-                f" Where the comma belongs to {'one list' if is_list else 'the value'}, write\n"
-                f"  {quoted_form(name, value, is_list=is_list)}"
-            )
-        raise UsageError(message)
+        if key is not None and not key.is_text and not is_list:
+            raise UsageError(message)
+        whole = "one list" if is_list else "the value"
+        raise UsageError(
+            f"{message} Where the comma belongs to {whole}, write",
+            f"  {quoted_form(name, value, is_list=is_list)}",
+        )
 
 
 def _job_names(override: Override) -> list[str]:

@@ -14,7 +14,8 @@ from batchgen.cli.checks import check
 from batchgen.cli.paths import absolute, looks_like_directory, resolve_output, resolve_paths
 from batchgen.config import Config, Mode, PromptFormat
 from batchgen.errors import UsageError
-from batchgen.keys import declared_keys
+from batchgen.keys import declared_keys, misfit
+from batchgen.text import refuse_lone_surrogates
 
 _Section = TypeVar("_Section")
 _JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
@@ -57,6 +58,10 @@ def settle(values: Mapping[str, Any]) -> Settled:
     Raises:
         UsageError: a mandatory value is missing, or a value makes no sense.
     """
+    named = dict(_flatten(values, ""))
+    problems = [misfit(key, named[name]) for name, key in declared_keys().items()]
+    if any(problems):
+        raise UsageError(*filter(None, problems))
     config = _build(Config, values)
     if config.mode is Mode.status and _names_no_job(config):
         config = resolve_output(_with_mandatory(config))
@@ -115,8 +120,8 @@ def _with_mandatory(config: Config) -> Config:
         del given["model.path"], given["input.path"]
     missing = [name for name, value in given.items() if value.strip() in ("", "???")]
     if missing:
-        listed = "\n".join(f"  {name}: {declared_keys()[name].meaning}" for name in missing)
-        raise UsageError(f"Nothing can start without a value for\n{listed}")
+        listed = (f"  {name}: {declared_keys()[name].meaning}" for name in missing)
+        raise UsageError("Nothing can start without a value for", *listed)
     return config
 
 
@@ -146,8 +151,11 @@ def _texts(key: str, name: str | None) -> list[str]:
         return []
     try:
         texts = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{key}={name} cannot be read: {error}.") from error
+        refuse_lone_surrogates(texts, "it")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(*f"{key}={name} cannot be read: {error}.".split("\n")) from error
+    except RecursionError as error:
+        raise UsageError(f"{key}={name} is nested too deeply.") from error
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(
             f"{key}={name} must hold a YAML or JSON list of strings. "

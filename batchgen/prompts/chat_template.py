@@ -10,9 +10,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 
-from batchgen.prompts.marks import Marks, refuse_lone_surrogates
+from batchgen.prompts.marks import Marks
 from batchgen.prompts.sandbox import Environment, LimitError
 from batchgen.prompts.tokenizer import Tokenizer, has_chat_template
+from batchgen.text import refuse_lone_surrogates
 
 # Names that messages have for their reasoning; the first is what templates read.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")

@@ -17,25 +17,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _ROLES = "system|user|assistant|tool|developer|function|model|ipython|observation|environment"
 
 
-def lone_surrogate(value: Any) -> str | None:
-    """Return how JSON writes the first lone surrogate in texts at any depth, or None."""
-    if isinstance(value, str):
-        found = _SURROGATE.search(value)
-        return None if found is None else f"\\u{ord(found[0]):04x}"
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    if isinstance(value, list | tuple):
-        return next(filter(None, map(lone_surrogate, value)), None)
-    return None
-
-
-def refuse_lone_surrogates(value: Any, what: str) -> None:
-    """Raise ValueError where texts at any depth hold a lone surrogate."""
-    found = lone_surrogate(value)
-    if found is not None:
-        raise ValueError(f"{what} holds {found}, half of a character, which is not valid text")
-
-
 class Marks:
     """Stand-ins for the special tokens that a template spells.
 

@@ -82,7 +82,7 @@ class RowSampling:
 def _parse(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"sampling_params is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"sampling_params must be a JSON object, not {type(values).__name__}")

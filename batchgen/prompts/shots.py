@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from batchgen.errors import UsageError
 from batchgen.prompts.template import RowTemplate
 from batchgen.prompts.values import Unreadable, python_rows
+from batchgen.text import refuse_lone_surrogates
 
 Shot = tuple[str, str]
 """A rendered example: what is asked, and the answer."""
@@ -66,10 +67,15 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
+            refuse_lone_surrogates(row, "a text")
         except json.JSONDecodeError as error:
             # The error's own text counts lines as well, within this one.
             where = f"{error.msg} at character {error.pos + 1}"
             raise ValueError(f"line {number} is not JSON: {where}") from error
+        except RecursionError as error:
+            raise ValueError(f"line {number} is nested too deeply") from error
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
         if not isinstance(row, dict):
             raise ValueError(f"line {number} is not a JSON object")
         yield f"line {number}", row

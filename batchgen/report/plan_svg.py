@@ -8,12 +8,12 @@ from batchgen.report.plan_text import (
     bins,
     failing_text,
     memory_lines,
-    one_line,
     remedy_text,
     seconds_text,
     time_text,
     tokens_text,
 )
+from batchgen.text import one_line
 
 _GROUPS = 6
 _TEXT_CHARS = 120

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from batchgen.text import one_line
+
 _BAR = 40
 _GROUPS = 5
 _MESSAGE_CHARS = 160
@@ -36,11 +38,6 @@ def seconds_text(low: float, high: float) -> str:
 def tokens_text(low: int, high: int) -> str:
     """Write a range of tokens, a single number where it is one."""
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def one_line(text: str) -> str:
-    r"""Show a text in one line, line breaks as ``\n``."""
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 
 def time_text(time: Mapping[str, Any] | None) -> str:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from batchgen.text import printable
+
 # The rate that is shown looks back this far.
 _WINDOW_S = 60.0
 
@@ -93,6 +95,7 @@ class Progress:
             event: what it is, for programs.
             fields: its figures, for programs.
         """
+        text = printable(text)
         for display in self._displays:
             display.say(text, level, event, fields)
 

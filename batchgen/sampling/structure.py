@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from batchgen.text import refuse_lone_surrogates
+
 
 @dataclass(frozen=True, slots=True)
 class Structure:
@@ -49,6 +51,7 @@ class Structure:
 
 
 def _structure(name: str, value: Any) -> Any:
+    refuse_lone_surrogates(value, f"structured.{name}")
     if name == "choice":
         return _choice(value)
     if name == "json":
@@ -63,10 +66,11 @@ def _schema(value: Any) -> str:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"structured.json is not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"structured.json cannot be read as JSON: {error}") from error
     if not isinstance(value, dict | bool):
         raise ValueError(f"structured.json must be a schema, which is an object, not {value!r}")
+    refuse_lone_surrogates(value, "structured.json")
     return json.dumps(value)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from batchgen.sampling.structure import Structure
+from batchgen.text import refuse_lone_surrogates
 
 _LISTS_OF_IDS = ("stop_token_ids",)
 _OPTIONAL_COUNTS = ("logprobs", "prompt_logprobs")
@@ -20,6 +21,14 @@ def convert(name: str, value: Any, kind: type) -> Any:
     Raises:
         ValueError: it is of another type; the message says what it must be.
     """
+    try:
+        return _converted(name, value, kind)
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(f"{name} is too large or nested too deeply: {error}") from error
+
+
+def _converted(name: str, value: Any, kind: type) -> Any:
+    refuse_lone_surrogates(value, name)
     if name == "structured":
         if not isinstance(value, dict):
             raise ValueError(f'structured must be an object as in {{"choice": []}}, not {value!r}')

@@ -75,10 +75,10 @@ def refuse_mismatch(directory: Place, differences: Sequence[Difference]) -> None
     if not differences:
         return
     raise UsageError(
-        f"output.dir={directory} holds results of another run; these differ:\n"
-        + "\n".join(describe(differences))
-        + "\nSet them back to resume it, choose another output.dir, or set "
-        "output.overwrite=true to throw its results away"
+        f"output.dir={directory} holds results of another run; these differ:",
+        *describe(differences),
+        "Set them back to resume it, choose another output.dir, or set "
+        "output.overwrite=true to throw its results away",
     )
 
 

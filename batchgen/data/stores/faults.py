@@ -48,10 +48,6 @@ class StoreError(BatchgenError, OSError):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.errno = errno.EIO
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
 
 
 def repeated(work: Callable[[], _T], what: str, pauses_s: Sequence[float] | None = None) -> _T:

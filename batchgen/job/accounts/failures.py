@@ -8,6 +8,7 @@ from batchgen.data.stores.store import Place
 from batchgen.errors import RowErrorType
 from batchgen.job.accounts.report import REPORT
 from batchgen.job.accounts.totals import OutputTotals, read_places
+from batchgen.text import one_line
 
 _MESSAGE_CHARS = 200
 
@@ -35,11 +36,11 @@ def failure_lines(totals: OutputTotals, summary: Mapping[str, Any], path: Place)
 
 def _kind(kind: str, rows: int, totals: OutputTotals, summary: Mapping[str, Any]) -> str:
     (row,) = read_places(totals.failed[kind][:1], ("id", "error_message"))
-    message = " ".join((row["error_message"] or "").split())
+    row_id, message = one_line(str(row["id"])), " ".join((row["error_message"] or "").split())
     if len(message) > _MESSAGE_CHARS:
         message = f"{message[:_MESSAGE_CHARS]}..."
     remedies = "".join(f"; {remedy}" for remedy in _remedies(kind, rows, summary))
-    return f"failed: {rows:,} {kind}, for example id {row['id']}: {message}{remedies}"
+    return f"failed: {rows:,} {kind}, for example id {row_id}: {message}{remedies}"
 
 
 def _remedies(kind: str, rows: int, summary: Mapping[str, Any]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from batchgen.report.plan_text import plan_text
 from batchgen.report.progress import Progress
 from batchgen.runtime.memory import Ledger
 from batchgen.runtime.model import DTYPES, geometry_without_weights, resolve_device
+from batchgen.text import printable
 
 _PREVIEW_ROWS = 5
 
@@ -33,7 +34,7 @@ def show_prompts(config: Config, progress: Progress) -> None:
         prompts = inputs.prompts(replace(config.input, limit=rows))
         path = Path(folder) / "prompts.arrow"
         with PromptStore.write(path, inputs.id_type, prompts) as store:
-            print(preview(store, inputs.tokenizer, rows))
+            print(printable(preview(store, inputs.tokenizer, rows)))
 
 
 def _opened(config: Config, progress: Progress) -> JobInputs:
@@ -66,7 +67,7 @@ def show_plan(config: Config, progress: Progress) -> None:
         told = replace(planned, plan=plan).to_json() | outlined
         output.write_json("_plan.json", told)
         output.write_text("_plan.svg", plan_svg(told))
-        print(f"{plan.describe()}\n\n{plan_text(told)}\n")
+        print(printable(f"{plan.describe()}\n\n{plan_text(told)}\n"))
         where = output.path
         print(f"plan written to {where / '_plan.json'}, drawn in {where / '_plan.svg'}")
 
