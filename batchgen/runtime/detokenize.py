@@ -165,14 +165,16 @@ class StopStringMatcher:
         *,
         skip_special_tokens: bool,
     ) -> None:
-        def searched(*, skips: bool) -> _SearchedText:
-            return _SearchedText(
-                OutputDecoder(tokens, prompt_token_ids, skip_special_tokens=skips), stop
-            )
-
         self._tokens = tokens
-        self._text = searched(skips=skip_special_tokens)
-        self._spelled = searched(skips=False) if skip_special_tokens else None
+        self._stop = stop
+        self._text = _SearchedText(
+            OutputDecoder(tokens, prompt_token_ids, skip_special_tokens=skip_special_tokens), stop
+        )
+        self._spells_special = not skip_special_tokens
+        # Only from the first special token on: before, nothing is spelled out.
+        self._spelled: _SearchedText | None = None
+        self._decoder = OutputDecoder(tokens, prompt_token_ids, skip_special_tokens=False)
+        self._without_special: list[int] = []
         # Where special tokens begin and end in the spelled text, and their place in the text.
         self._special: list[tuple[int, int, int]] = []
         self.place = 0
@@ -180,19 +182,27 @@ class StopStringMatcher:
     def push(self, token_id: int) -> str | None:
         """Take the next token; return the stop string it completes, the earliest one."""
         found = self._text.push(token_id)
-        if self._spelled is not None:
-            found += self._push_spelled(self._spelled, token_id)
+        if not self._spells_special:
+            found += self._push_spelled(token_id)
         if not found:
             return None
         self.place, stop = min(found)
         return stop
 
-    def _push_spelled(self, spelled: "_SearchedText", token_id: int) -> list[tuple[int, str]]:
+    def _push_spelled(self, token_id: int) -> list[tuple[int, str]]:
         """List the stop strings with a part of a special token, by their places in the text."""
-        start = spelled.length
-        found = spelled.push(token_id)
-        if self._tokens.is_special(token_id):
-            self._special.append((start, spelled.length, self._text.length))
+        is_special = self._tokens.is_special(token_id)
+        if self._spelled is None:
+            if not is_special:
+                self._without_special.append(token_id)
+                return []
+            self._spelled = _SearchedText(self._decoder, self._stop)
+            for earlier in self._without_special:
+                self._spelled.push(earlier)
+        start = self._spelled.length
+        found = self._spelled.push(token_id)
+        if is_special:
+            self._special.append((start, self._spelled.length, self._text.length))
         return [
             (max(0, place - max(0, begin - at)), stop)
             for at, stop in found
