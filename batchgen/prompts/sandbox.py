@@ -31,7 +31,6 @@ _SEARCHES = frozenset(
     )
 )
 _COMPARING_TESTS = frozenset(("==", "eq", "equalto", "!=", "ne", "in"))
-_SELECTING_FILTERS = frozenset(("reject", "rejectattr", "select", "selectattr"))
 _EACH, _JOINED, _PLAIN = "_each", "_joined", "_plain"
 
 
@@ -117,10 +116,6 @@ class Environment(ImmutableSandboxedEnvironment):
             kept.append(piece)
         return "".join(kept)
 
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        """Look up an item; keys are never marked."""
-        return super().getitem(obj, self.marks.plain(argument))
-
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Do arithmetic whose result is not too large."""
         if operator == "+":
@@ -139,8 +134,6 @@ class Environment(ImmutableSandboxedEnvironment):
         owner = getattr(__obj, "__self__", None)
         if args and isinstance(owner, str) and __obj.__name__ in _SEARCHES:
             args = (__self._sought(owner, args[0]), *args[1:])
-        elif args and isinstance(owner, dict):
-            args = (__self.marks.plain(args[0]), *args[1:])
         return super().call(__context, __obj, *args, **kwargs)
 
     def _sought(self, text: str, sought: Any) -> Any:
@@ -180,10 +173,6 @@ class _Rewriter(NodeTransformer):
             node.value = self._mark(node.value)
         return node
 
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802
-        node.value = self.visit(node.value)
-        return node
-
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         node.expr = _filter(node.expr, _PLAIN)
@@ -195,12 +184,6 @@ class _Rewriter(NodeTransformer):
         self.generic_visit(node)
         if node.name in _COMPARING_TESTS:
             node.node = _filter(node.node, _PLAIN)
-            node.args = [_filter(each, _PLAIN) for each in node.args]
-        return node
-
-    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        if node.name in _SELECTING_FILTERS:
             node.args = [_filter(each, _PLAIN) for each in node.args]
         return node
 
