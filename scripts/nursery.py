@@ -169,7 +169,7 @@ def _warm_up(model: str) -> None:
 
     import batchgen.run
     from batchgen.cli import app
-    from batchgen.job import inputs
+    from batchgen.job import front
     from batchgen.keys import declared_keys
     from batchgen.report.machine import versions
     from batchgen.report.page import page_template
@@ -181,10 +181,10 @@ def _warm_up(model: str) -> None:
     source, cpu = ModelSource(model), torch.device("cpu")
     loaded = load_model(source, dtype="auto", device=cpu, max_model_len=None)
     batchgen.run.load_job_model = lambda config: loaded
-    config = inputs.load_config(source)
-    inputs.load_config = lambda source: config
-    inputs.load_tokenizer = functools.cache(inputs.load_tokenizer)
-    inputs.load_tokenizer(model, revision=None, trust_remote_code=False)
+    config = front.load_config(source)
+    front.load_config = lambda source: config
+    front.load_tokenizer = functools.cache(front.load_tokenizer)
+    front.load_tokenizer(model, revision=None, trust_remote_code=False)
     app.store_jobs = lambda folder, names: None
     # What is made once a process, from the code alone.
     versions()
