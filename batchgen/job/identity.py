@@ -2,21 +2,36 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from batchgen.config import Config
 from batchgen.data.digest import file_digest
 from batchgen.data.output.manifest import Fingerprint
+from batchgen.job.front import model_source
 from batchgen.job.inputs import JobInputs, prompt_spec
+from batchgen.prompts.source import Source, settle_source
+from batchgen.runtime.backends import AttentionName, AttentionNeeds, resolve_attention
+from batchgen.runtime.kv_dtype import KVDtype, resolve_kv_dtype
+from batchgen.runtime.model import geometry_without_weights, resolve_device, resolve_dtype
+from batchgen.runtime.model_files import text_files, weight_files
 
-# What transformers reads from a model's directory; other files there change nothing.
-_MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
+_COLUMN_KEYS = {
+    Source.TEXT: "column",
+    Source.MESSAGES: "messages_column",
+    Source.TOKEN_IDS: "token_ids_column",
+}
 
 
 def fingerprint(config: Config, inputs: JobInputs, *, device: str, id_digest: str) -> Fingerprint:
     """Collect what a resumed run must share with the run before it.
+
+    What a key's ``auto``, or its absence, comes to stands here, so that it does not matter
+    which of two ways to say the same was taken.
 
     Pool sizes, batch sizes and orders are left out: they change no text (in half
     precision a near-tie may fall otherwise, as it may between two runs of one batch size).
@@ -26,63 +41,107 @@ def fingerprint(config: Config, inputs: JobInputs, *, device: str, id_digest: st
         inputs: the opened inputs.
         device: type of the device, ``cpu`` or ``cuda``.
         id_digest: digest over the ids that the run reads.
+
+    Raises:
+        UsageError: a file cannot be read, or the model cannot run with these keys.
     """
-    spec = asdict(prompt_spec(config.prompt))
-    shots = spec.pop("shots")
-    del spec["shot_places"]
+    dtype, kv_dtype, attention = _numerics(config, inputs.model_config)
+    limit = config.input.limit
     return {
         "model": {
-            "files": _model_files(config.model.path, config.model.revision, inputs.model_config),
+            "files": _model_files(config, inputs.model_config),
             "tokenizer": _tokenizer_files(config),
-            "dtype": config.model.dtype,
+            "dtype": dtype,
             "device": device,
             "max_model_len": inputs.limits.max_model_len,
         },
-        "pool": {"kv_dtype": config.pool.kv_dtype.value},
-        "engine": {
-            "attention": config.engine.attention.value,
-            "deterministic": config.engine.deterministic,
-        },
-        "prompt": {
-            **spec,
-            "shots": _digest(shots),
-            "source": inputs.renderer.source.value,
-            "truncation": config.prompt.truncation.value,
-        },
+        "pool": {"kv_dtype": kv_dtype},
+        "engine": {"attention": attention, "deterministic": config.engine.deterministic},
+        "prompt": _prompt(config, inputs),
         "sampling": {
             **asdict(inputs.sampling),
+            "top_k": max(0, inputs.sampling.top_k),
             "score_calibration": config.sampling.score_calibration.value,
             "score_prior": config.sampling.score_prior,
         },
         "input": {
-            "files": _input_files(inputs),
+            "files": {str(each["name"]): each for each in inputs.source.identity()},
             "id_column": config.input.id_column,
-            "limit": config.input.limit,
+            "limit": limit if limit and limit < inputs.source.num_rows else None,
             "ids": id_digest,
         },
         "output": {"carry_columns": inputs.carried.names if inputs.carried is not None else []},
     }
 
 
-def _model_files(path: str, revision: str | None, model_config: Any) -> dict[str, Any]:
-    where = Path(path)
+def _prompt(config: Config, inputs: JobInputs) -> dict[str, Any]:
+    spec = prompt_spec(config.prompt)
+    values = asdict(spec)
+    shots = values.pop("shots")
+    del values["shot_places"]
+    source, column = settle_source(spec, inputs.source.schema.names)
+    return {
+        **values,
+        **{key: column if source is each else None for each, key in _COLUMN_KEYS.items()},
+        "format": inputs.renderer.format,
+        "shots": _digest(shots),
+        "source": source.value,
+        "truncation": config.prompt.truncation.value,
+    }
+
+
+def _numerics(config: Config, model_config: Any) -> tuple[str, str, str]:
+    """Return the dtypes of model and pool, and the attention backend.
+
+    They are as spelt where nothing but the loaded model can tell what ``auto`` comes to.
+    """
+    device = resolve_device(config.model.device)
+    attention = AttentionName(config.engine.attention.value)
+    dtype = resolve_dtype(config.model.dtype, device.type, model_config)
+    if dtype is None:
+        return config.model.dtype, config.pool.kv_dtype.value, attention
+    kv_dtype = resolve_kv_dtype(KVDtype(config.pool.kv_dtype.value), dtype)
+    if attention is AttentionName.AUTO:
+        layers = geometry_without_weights(model_source(config.model))
+        deterministic = config.engine.deterministic
+        if layers is not None:
+            needs = AttentionNeeds(layers, device, dtype, kv_dtype, deterministic=deterministic)
+            attention = resolve_attention(attention, needs)
+    return _dtype_name(dtype), _dtype_name(kv_dtype), attention
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _model_files(config: Config, model_config: Any) -> dict[str, Any]:
+    model = config.model
+    where = Path(model.path)
     if where.is_file():
-        return {where.name: file_digest(where)}
+        beside = where.parent / "generation_config.json"
+        return _digests([where, *([beside] if beside.is_file() else [])], where.parent)
     if where.is_dir():
-        files = {file for pattern in _MODEL_FILES for file in where.glob(pattern)}
-        return {file.name: file_digest(file) for file in sorted(files)}
+        weights = weight_files(where, allow_pickle=model.allow_pickle)
+        return _digests({*text_files(where), *weights}, where)
     commit = getattr(model_config, "_commit_hash", None)
-    return {"hub": path, "revision": revision, "commit": commit}
-
-
-def _input_files(inputs: JobInputs) -> dict[str, Any]:
-    """Give the input's files in their order."""
-    return {str(each["name"]): each for each in inputs.source.identity()}
+    return {"hub": model.path, "revision": None if commit else model.revision, "commit": commit}
 
 
 def _tokenizer_files(config: Config) -> dict[str, Any] | None:
-    path = config.model.tokenizer
-    return _model_files(path, None, None) if path else None
+    """Return what tells a tokenizer of its own; None for the model's, however it is named."""
+    path, model = config.model.tokenizer, config.model
+    if path is None or (path == model.path and model.revision in (None, "main")):
+        return None
+    where, own = Path(path), Path(model.path)
+    if where.exists() and own.exists() and where.samefile(own):
+        return None
+    if where.is_dir():
+        return _digests(text_files(where), where)
+    return _digests([where], where.parent) if where.is_file() else {"hub": path}
+
+
+def _digests(files: Iterable[Path], folder: Path) -> dict[str, str]:
+    return {str(file.relative_to(folder)): file_digest(file) for file in sorted(files)}
 
 
 def _digest(value: Any) -> str:

@@ -15,6 +15,7 @@ from batchgen.data.output.directory import OutputDir
 from batchgen.data.output.files import OutputError
 from batchgen.data.output.finished import FinishedRows
 from batchgen.job.identity import fingerprint
+from batchgen.job.identity_v1 import as_version_1
 from batchgen.job.inputs import JobInputs, prompt_spec
 from batchgen.prompts.advice.columns import Advice, advise
 from batchgen.prompts.advice.sample import WatchedRenderer
@@ -97,9 +98,11 @@ def open_output(
     """
     limit, id_column = config.input.limit, config.input.id_column
     digest = check_ids(inputs.source, id_column=id_column, limit=limit)
+    now = fingerprint(config, inputs, device=device, id_digest=digest)
     output.begin(
-        fingerprint(config, inputs, device=device, id_digest=digest),
+        now,
         resume=config.output.resume.value,
+        version_1=lambda: as_version_1(now, config, inputs),
         details={"versions": versions(), "config": resolved_yaml},
     )
     finished = output.finished_rows(inputs.id_type, verify=config.output.verify)

@@ -17,10 +17,11 @@ from batchgen.data.input.reader import check_ids
 from batchgen.data.output.directory import SUMMARY
 from batchgen.data.output.finished import FinishedRows
 from batchgen.data.output.glance import Glance
-from batchgen.data.output.manifest import compare, describe
+from batchgen.data.output.manifest import compare_manifest, describe
 from batchgen.data.stores.store import Place, place_of, store_of
 from batchgen.errors import UsageError
 from batchgen.job.identity import fingerprint
+from batchgen.job.identity_v1 import as_version_1
 from batchgen.job.inputs import JobInputs
 from batchgen.prompts.row_sampling import row_params
 from batchgen.prompts.store import PromptStore
@@ -197,7 +198,7 @@ def _refusal(config: Config, glance: Glance) -> str | None:
         now = fingerprint(job, inputs, device=device, id_digest=digest)
     except UsageError as error:
         return str(error)
-    differences = compare(glance.manifest["fingerprint"], now)
+    differences = compare_manifest(glance.manifest, now, lambda: as_version_1(now, job, inputs))
     if not differences:
         return None
     return "\n".join(["These differ:", *describe(differences)])

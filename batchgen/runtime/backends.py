@@ -74,6 +74,14 @@ def choose_attention(
     raise UsageError(f"engine.attention={name}: {'; '.join(problems)}")
 
 
+def resolve_attention(name: AttentionName, needs: AttentionNeeds) -> AttentionName:
+    """Return the backend that a name comes to; ``auto`` itself where none works."""
+    if name is not AttentionName.AUTO:
+        return name
+    working = (each for each in _by_speed(needs) if _problem(each, needs) is None)
+    return next(working, name)
+
+
 def _by_speed(needs: AttentionNeeds) -> list[AttentionName]:
     if needs.device.type == "cuda" or is_fp8(needs.kv_dtype):
         return [AttentionName.TRITON, AttentionName.TORCH]

@@ -217,6 +217,19 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def resolve_dtype(name: str, device_type: str, config: Any) -> torch.dtype | None:
+    """Return what a model computes in; None where only its weights say that.
+
+    Args:
+        name: ``model.dtype``; ``auto`` is float32 on a CPU and else the checkpoint's.
+        device_type: ``cpu`` or ``cuda``.
+        config: of the model, see :func:`load_config`.
+    """
+    if name == "auto":
+        return torch.float32 if device_type == "cpu" else getattr(config, "dtype", None)
+    return DTYPES[name]
+
+
 def load_model(
     source: ModelSource, *, dtype: str, device: torch.device, max_model_len: int | None
 ) -> LoadedModel:
@@ -233,9 +246,7 @@ def load_model(
             or the probe refuses it.
     """
     config = load_config(source)
-    chosen: torch.dtype | str = DTYPES.get(dtype, "auto")
-    if dtype == "auto" and device.type == "cpu":
-        chosen = torch.float32
+    chosen = resolve_dtype(dtype, device.type, config) or "auto"
     model = _move(_load_weights(source, chosen).eval(), device, source)
     layers = probe(model)
     if can_pack(device, model.dtype):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from batchgen.data import digest as digest_module
 from batchgen.data.digest import file_digest
 from batchgen.data.output.manifest import (
     ABSENT,
@@ -114,13 +113,9 @@ def test_any_byte_of_a_small_file_counts(tmp_path: Path) -> None:
     assert file_digest(path) != before
 
 
-def test_h06_head_tail_middle_and_size_of_a_large_file_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digest_module, "_WHOLE_FILE_BYTES", 1000)
-    monkeypatch.setattr(digest_module, "_CHUNK_BYTES", 16)
+def test_h06_head_tail_middle_and_size_of_a_large_file_count(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    content = bytes(100_000)
+    content = bytes(9 << 20)
 
     def digest(data: bytes) -> str:
         path.write_bytes(data)
@@ -131,6 +126,6 @@ def test_h06_head_tail_middle_and_size_of_a_large_file_count(
         b"x" + content[1:],
         content[:-1] + b"x",
         content + b"\x00",
-        content[:50_000] + b"x" * 1000 + content[51_000:],
+        content[:5_000_000] + b"x" + content[5_000_001:],
     ]
     assert len({digest(data) for data in changed}) == len(changed)

@@ -25,7 +25,7 @@ from batchgen.data.output.finished import FinishedRows
 from batchgen.data.output.manifest import (
     OUTPUT_ID,
     Fingerprint,
-    compare,
+    compare_manifest,
     read_manifest,
     refuse_mismatch,
     write_manifest,
@@ -155,7 +155,12 @@ class OutputDir:
         return self._store.appended(self.path / name)
 
     def begin(
-        self, fingerprint: Fingerprint, *, resume: Resume, details: Mapping[str, Any]
+        self,
+        fingerprint: Fingerprint,
+        *,
+        resume: Resume,
+        details: Mapping[str, Any],
+        version_1: Callable[[], Fingerprint] | None = None,
     ) -> bool:
         """Decide whether to go on from the results that are there, and leave the manifest.
 
@@ -167,6 +172,7 @@ class OutputDir:
             fingerprint: what can change the text of a result.
             resume: ``output.resume``.
             details: written into a new manifest for people.
+            version_1: makes the fingerprint in the form of an older manifest.
 
         Returns:
             whether there are results to go on from.
@@ -185,8 +191,8 @@ class OutputDir:
                     f"output.resume=never, but output.dir={self.path} holds results; choose "
                     "another output.dir, or set output.overwrite=true to throw them away"
                 )
-            begun = read_manifest(manifest) or {"fingerprint": {}}
-            refuse_mismatch(self.path, compare(begun["fingerprint"], fingerprint))
+            begun = read_manifest(manifest) or {"schema_version": None, "fingerprint": {}}
+            refuse_mismatch(self.path, compare_manifest(begun, fingerprint, version_1))
             self._output_id = begun.get(OUTPUT_ID)
             return True
         if resume == "always":

@@ -3,7 +3,7 @@
 import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import takewhile
@@ -13,7 +13,8 @@ from batchgen.data.output.files import write_json_durably
 from batchgen.data.stores.store import Place, store_of
 from batchgen.errors import UsageError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_KNOWN_VERSIONS = (1, SCHEMA_VERSION)
 ABSENT = "(absent)"
 OUTPUT_ID = "output_id"
 
@@ -60,6 +61,23 @@ def compare(old: Fingerprint, new: Fingerprint) -> list[Difference]:
     keys = list(dict.fromkeys([*flat_old, *flat_new]))
     pairs = ((key, flat_old.get(key, ABSENT), flat_new.get(key, ABSENT)) for key in keys)
     return [Difference(key, old, new) for key, old, new in pairs if _or_null(old) != _or_null(new)]
+
+
+def compare_manifest(
+    manifest: Mapping[str, Any],
+    fingerprint: Fingerprint,
+    version_1: Callable[[], Fingerprint] | None = None,
+) -> list[Difference]:
+    """List what differs between an output's manifest and a run.
+
+    Args:
+        manifest: of the output, see :func:`read_manifest`.
+        fingerprint: of the run.
+        version_1: makes it in the form of version 1, for an output that was begun with that.
+    """
+    if manifest["schema_version"] == 1 and version_1 is not None:
+        fingerprint = version_1()
+    return compare(manifest["fingerprint"], fingerprint)
 
 
 def _or_null(value: Any) -> Any:
@@ -148,7 +166,7 @@ def read_manifest(path: Place) -> Mapping[str, Any] | None:
             f"output.dir: {path} cannot be read ({error!r}); choose another output.dir, or set "
             "output.overwrite=true to begin anew"
         ) from error
-    if version != SCHEMA_VERSION:
+    if version not in _KNOWN_VERSIONS:
         raise UsageError(
             f"output.dir: {path} has schema version {version}, this program knows "
             f"{SCHEMA_VERSION}; go on with the batchgen that began it, choose another output.dir, "

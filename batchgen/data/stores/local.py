@@ -26,7 +26,7 @@ class LocalStore:
         return pa.OSFile(str(place))
 
     def digest(self, place: Path) -> str:
-        """Give a digest of a file, of samples where it is large."""
+        """Return a digest of all of a file."""
         return file_digest(place)
 
     def stamp(self, place: Path) -> str:

@@ -20,7 +20,7 @@ from batchgen.report.plan_svg import plan_svg
 from batchgen.report.plan_text import plan_text
 from batchgen.report.progress import Progress
 from batchgen.runtime.memory import Ledger
-from batchgen.runtime.model import DTYPES, geometry_without_weights, resolve_device
+from batchgen.runtime.model import geometry_without_weights, resolve_device, resolve_dtype
 from batchgen.text import printable
 
 _PREVIEW_ROWS = 5
@@ -55,10 +55,9 @@ def show_plan(config: Config, progress: Progress) -> None:
         # First: the plan of the job itself is the one that stays.
         others = other_field_orders(config, output)
         planned = plan_job(config, inputs, output, None, compare_orders=True)
-        dtype = DTYPES.get(config.model.dtype)
-        if dtype is None:
-            on_cpu = resolve_device(config.model.device).type == "cpu"
-            dtype = torch.float32 if on_cpu else inputs.model_config.dtype or torch.bfloat16
+        device_type = resolve_device(config.model.device).type
+        dtype = resolve_dtype(config.model.dtype, device_type, inputs.model_config)
+        dtype = dtype or torch.bfloat16
         ledger = plan_ledger(config, layers, dtype) if layers else None
         outlined = outlook(config, inputs, planned, layers, ledger, dtype, others)
         # With those that the pool cannot hold, of which the prompts alone say nothing.
