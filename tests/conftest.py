@@ -33,6 +33,7 @@ LONGEST = (
     "engine/test_stateful.py",
     "docs/test_doc_commands.py",
     "job/test_job_stores.py",
+    "runtime/test_model_table.py",
     "scripts/test_gpu_check_dry_run.py",
     "fuzz/test_fuzz_targets.py",
     "data/test_s3_output.py",

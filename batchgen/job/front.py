@@ -27,9 +27,9 @@ from batchgen.runtime.model import (
     ModelSource,
     load_config,
     load_eos_ids,
-    resolve_max_model_len,
 )
 from batchgen.runtime.model_files import check_files, check_model
+from batchgen.runtime.model_kinds import resolve_max_model_len
 from batchgen.sampling import SamplingParams
 from batchgen.structured.grammars import Grammars
 

@@ -102,7 +102,7 @@ def _numerics(config: Config, model_config: Any) -> tuple[str, str, str]:
         return config.model.dtype, config.pool.kv_dtype.value, attention
     kv_dtype = resolve_kv_dtype(KVDtype(config.pool.kv_dtype.value), dtype)
     if attention is AttentionName.AUTO:
-        layers = geometry_without_weights(model_source(config.model))
+        layers = geometry_without_weights(model_source(config.model), config.model.max_model_len)
         deterministic = config.engine.deterministic
         if layers is not None:
             needs = AttentionNeeds(layers, device, dtype, kv_dtype, deterministic=deterministic)

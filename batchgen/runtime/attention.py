@@ -1,5 +1,7 @@
 """The seam between the stock model's layers and our attention, and the forward pass over it."""
 
+import inspect
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -12,10 +14,11 @@ from batchgen.runtime.kv_cache import KVCache
 
 # Not "flash", "paged|" or "a/b": transformers reads a meaning into those names.
 ATTENTION_NAME = "batchgen"
+_SLOT = "_batchgen_attention"
 
 
 class LayerAttention(Protocol):
-    """What stands behind the ``paged`` keyword during a forward pass."""
+    """The attention of one forward pass, which all layers call."""
 
     def attend(
         self,
@@ -45,7 +48,6 @@ def attention_forward(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    paged: LayerAttention,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -59,8 +61,8 @@ def attention_forward(
         query: [1, Hq, T, D], in whatever strides the family uses.
         key: [1, Hkv, T, D].
         value: [1, Hkv, T, Dv].
-        attention_mask: None: an unknown attention name gets no mask.
-        paged: our own keyword, passed to the model's forward.
+        attention_mask: None, since an unknown attention name gets no mask, unless the family
+            makes its own. The probe refuses those.
         scaling: factor on the scores; None is one over the root of D.
         sliding_window: window of this layer, None where it sees everything.
         softcap: soft cap on the scores.
@@ -70,9 +72,12 @@ def attention_forward(
     Returns:
         [1, T, Hq, Dv], and None in place of the attention weights.
     """
-    assert attention_mask is None, "a mask was built although the attention is ours"
+    slot = getattr(module, _SLOT)
+    assert slot.attention is not None, "an attention layer ran outside of run_model"
+    if attention_mask is not None:
+        kwargs["attention_mask"] = attention_mask
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    out = paged.attend(
+    out = slot.attention.attend(
         module,
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -108,15 +113,29 @@ class AttentionBackend(Protocol):
         """
 
 
+@dataclass(slots=True)
+class _Slot:
+    """Where the attention layers of a model find the attention of the running forward pass.
+
+    Not a keyword of the forward pass: some families do not hand theirs down to every layer.
+    """
+
+    attention: LayerAttention | None = None
+
+
 class ModelForward:
-    """A stock transformers model, whose attention is :mod:`batchgen.runtime.attention`'s.
+    """The forward pass of a stock transformers model with an attention of ours.
 
     Args:
-        model: in evaluation mode.
+        model: in evaluation mode, loaded with ``attn_implementation=ATTENTION_NAME``.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
+        self._slot = _Slot()
+        for module in model.modules():
+            object.__setattr__(module, _SLOT, self._slot)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @torch.inference_mode()
     def __call__(
@@ -136,12 +155,13 @@ class ModelForward:
         Returns:
             [n, V] logits in the model's dtype.
         """
-        output = self._model(
-            input_ids=token_ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=logits_at,
-            paged=attention,
-        )
+        kept = {"logits_to_keep": logits_at} if self._keeps_logits else {}
+        self._slot.attention = attention
+        try:
+            output = self._model(
+                input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **kept
+            )
+        finally:
+            self._slot.attention = None
         logits: torch.Tensor = output.logits[0]
-        return logits
+        return logits if self._keeps_logits else logits[logits_at]

@@ -9,6 +9,7 @@ import torch
 from batchgen.errors import UsageError
 from batchgen.kernels.reference import AttentionOptions, paged_attention
 from batchgen.kernels.triton.batch import KVScales
+from batchgen.runtime.attention import ModelForward
 from batchgen.runtime.kv_cache import KVFormat, is_fp8
 from batchgen.runtime.model import LoadedModel
 
@@ -77,20 +78,16 @@ def measure_format(loaded: LoadedModel, dtype: torch.dtype) -> KVFormat:
     ids = np.arange(1, num_tokens + 1) * 7919 % loaded.vocab_size
     device = loaded.model.device
     notes = _LargestNumbers()
-    with torch.inference_mode():
-        loaded.model(
-            input_ids=torch.from_numpy(ids).to(device)[None],
-            position_ids=torch.arange(num_tokens, device=device)[None],
-            use_cache=False,
-            logits_to_keep=torch.tensor([num_tokens - 1], device=device),
-            paged=notes,
-        )
+    forward = ModelForward(loaded.model)
+    last = torch.tensor([num_tokens - 1], device=device)
+    positions = torch.arange(num_tokens, device=device)
+    forward(torch.from_numpy(ids).to(device), positions, last, notes)
     return KVFormat(dtype, [notes.scales[index] for index in range(len(loaded.layers))])
 
 
 @dataclass(slots=True)
 class _LargestNumbers:
-    """Stands behind the ``paged`` keyword and notes how large keys and values are."""
+    """An attention that notes how large keys and values are."""
 
     scales: dict[int, KVScales] = field(default_factory=dict)
 

@@ -1,12 +1,12 @@
-"""Loading a stock transformers model, and refusing what would be silently wrong.
+"""Load a stock transformers model, and refuse what would be silently wrong.
 
 The model's own code runs unchanged; only its attention is ours, through transformers'
-``AttentionInterface``. Whether that works for a family is not read from a list of names:
-one tiny forward pass at load time counts the calls of each layer and reads the geometry
-of its keys and values.
+``AttentionInterface``. Whether that works is found out at load: from the configuration
+(``model_kinds``), by one tiny forward pass (``model_probe``), and by comparing logits with the
+stock model's (``load_check``).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,36 +20,26 @@ from transformers import (
 )
 
 from batchgen.errors import UsageError
-from batchgen.kernels.reference import AttentionOptions
 from batchgen.runtime.attention import ATTENTION_NAME
 from batchgen.runtime.cpu.fused import can_fuse, fuse_elementwise
 from batchgen.runtime.cpu.packed_linear import can_pack, pack_linears, packed_bytes
 from batchgen.runtime.hub import require_answer, retries_unsaid, taken_as_hub_name
 from batchgen.runtime.kv_cache import LayerGeometry
+from batchgen.runtime.load_check import check_paged, stock_logits
+from batchgen.runtime.model_kinds import (
+    NOT_CALLED,
+    refuse_kind,
+    refuse_layers,
+    resolve_max_model_len,
+)
+from batchgen.runtime.model_probe import ProbeFailedError, probe
 
 DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-# What families pass to the attention function beyond its documented keywords without
-# changing what it has to compute (their meaning is elsewhere, or already applied).
-_HARMLESS = frozenset({
-    "cache_position", "dropout", "is_causal", "logits_to_keep", "num_items_in_batch",
-    "output_attentions", "output_hidden_states", "output_router_logits", "position_ids",
-    "position_embeddings", "return_dict", "use_cache",
-})  # fmt: skip
-_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
-_NOT_CALLED = (
-    "does not call transformers' attention interface, so its attention cannot be replaced by "
-    "a paged one"
-)
 _PICKLES = "pytorch_model*.bin"
-_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-
-
-class ProbeFailedError(UsageError):
-    """The probing pass itself raised an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,47 +102,26 @@ def load_config(source: ModelSource) -> Any:
     """Read a model's configuration; no weights.
 
     Raises:
-        UsageError: there is none at this path, transformers does not know it, or its weights
-            are pickles and may not be.
+        UsageError: there is none at this path, transformers does not know it, its weights are
+            pickles and may not be, or batchgen does not run such a model.
     """
     _refuse_pickles(source)
     require_answer("model.path", source.path, source.revision)
     try:
         with retries_unsaid():
-            return AutoConfig.from_pretrained(**source.keywords()).get_text_config(decoder=True)
+            whole = AutoConfig.from_pretrained(**source.keywords())
     except Exception as error:  # a family's configuration checks itself as it likes
         where = "" if Path(source.path).exists() else taken_as_hub_name(source.path)
         raise UsageError(
             f"model.path={source.path}: {where}no usable configuration: {error}"
         ) from error
-
-
-def resolve_max_model_len(config: Any, asked: int | None) -> int:
-    """Say how many tokens a request may have.
-
-    Raises:
-        UsageError: more was asked for than the model's positions allow, or a RoPE whose
-            angles depend on the longest row of the batch would come into play.
-    """
-    limit = getattr(config, "max_position_embeddings", None)
-    if asked is not None and limit is not None and asked > limit:
-        raise UsageError(
-            f"model.max_model_len={asked} is above the model's {limit} positions; "
-            f"set it to {limit} or less"
-        )
-    chosen = asked or limit
-    if chosen is None:
-        raise UsageError("the model states no maximal length; set model.max_model_len")
-    rope = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type", "default")
-    original = rope.get("original_max_position_embeddings") or limit
-    if kind in _LENGTH_DEPENDENT_ROPE and original is not None and chosen > original:
-        raise UsageError(
-            f"this model's {kind} RoPE turns by the longest row of a batch beyond {original} "
-            f"tokens, so a row's result would depend on its neighbours; set "
-            f"model.max_model_len={original}"
-        )
-    return int(chosen)
+    config = whole.get_text_config(decoder=True)
+    try:
+        refuse_kind(whole)
+        refuse_layers(config)
+    except UsageError as error:
+        raise UsageError(f"model.path={source.path}: {error}") from error
+    return config
 
 
 def load_eos_ids(source: ModelSource, config: Any, tokenizer: Any) -> frozenset[int]:
@@ -243,25 +212,33 @@ def load_model(
 
     Raises:
         UsageError: it cannot be loaded, weights are missing, the device has no room for them,
-            or the probe refuses it.
+            or the family cannot run on a paged pool.
     """
     config = load_config(source)
     chosen = resolve_dtype(dtype, device.type, config) or "auto"
+    max_model_len = resolve_max_model_len(config, max_model_len)
     model = _move(_load_weights(source, chosen).eval(), device, source)
-    layers = probe(model)
-    if can_pack(device, model.dtype):
-        pack_linears(model, lambda: probe(model))
-    if can_fuse(device, model.dtype):
-        fuse_elementwise(model)
+    try:
+        layers = probe(model, max_model_len)
+        stock = stock_logits(model, max_model_len)
+        if can_pack(device, model.dtype):
+            pack_linears(model, lambda: probe(model, max_model_len))
+        if can_fuse(device, model.dtype):
+            fuse_elementwise(model)
+        check_paged(model, layers, stock)
+    except UsageError as error:
+        raise UsageError(f"model.path={source.path}: {error}") from error
     return LoadedModel(
         model=model,
         layers=layers,
-        max_model_len=resolve_max_model_len(config, max_model_len),
+        max_model_len=max_model_len,
         vocab_size=config.vocab_size,
     )
 
 
-def geometry_without_weights(source: ModelSource) -> list[LayerGeometry] | None:
+def geometry_without_weights(
+    source: ModelSource, max_model_len: int | None = None
+) -> list[LayerGeometry] | None:
     """Probe a model that has shapes but no weights, for planning.
 
     Returns:
@@ -282,9 +259,11 @@ def geometry_without_weights(source: ModelSource) -> list[LayerGeometry] | None:
     except Exception as error:  # a family's code fails as it likes
         raise _refusal(source, error) from error
     try:
-        return probe(model.eval())
+        return probe(model.eval(), resolve_max_model_len(config, max_model_len))
     except ProbeFailedError:
         return None
+    except UsageError as error:
+        raise UsageError(f"model.path={source.path}: {error}") from error
 
 
 def _refuse_pickles(source: ModelSource) -> None:
@@ -340,105 +319,5 @@ def _move(model: Any, device: torch.device, source: ModelSource) -> Any:
 def _refusal(source: ModelSource, error: Exception) -> UsageError:
     if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
         # The family looks its attention up in a table of its own.
-        return UsageError(f"model.path={source.path}: the model {_NOT_CALLED}")
+        return UsageError(f"model.path={source.path}: the model {NOT_CALLED}")
     return UsageError(f"model.path={source.path} cannot be loaded: {error}")
-
-
-@dataclass(slots=True)
-class _Probe:
-    """Stands behind the ``paged`` keyword in the probing pass and takes notes."""
-
-    calls: list[int] = field(default_factory=list)
-    layers: dict[int, LayerGeometry] = field(default_factory=dict)
-    unknown: set[str] = field(default_factory=set)
-    problems: list[str] = field(default_factory=list)
-
-    def attend(
-        self,
-        layer: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-        extra: dict[str, object],
-    ) -> torch.Tensor:
-        """Note the call; see :meth:`LayerAttention.attend`."""
-        index = getattr(layer, "layer_idx", None)
-        if not isinstance(index, int):
-            self.problems.append("an attention layer does not know its index")
-            return query
-        self.calls.append(index)
-        self.layers[index] = LayerGeometry(
-            num_kv_heads=key.shape[1],
-            key_size=key.shape[2],
-            value_size=value.shape[2],
-            window=options.window,
-            group=query.shape[1] // key.shape[1],
-        )
-        self.unknown |= {
-            name for name, given in extra.items() if given is not None and name not in _HARMLESS
-        }
-        if query.shape[1] % key.shape[1]:
-            self.problems.append(
-                f"{query.shape[1]} query heads are no multiple of {key.shape[1]} KV heads"
-            )
-        if query.shape[2] != key.shape[2] or key.shape[2] != value.shape[2]:
-            self.problems.append(
-                f"heads of {query.shape[2]}, {key.shape[2]} and {value.shape[2]} for query, key "
-                f"and value (multi-head latent attention keeps its KV in another form)"
-            )
-        if getattr(layer, "is_causal", True) is False:
-            self.problems.append(f"layer {index} is not causal")
-        return query.new_zeros(*query.shape[:2], value.shape[2])
-
-
-@torch.inference_mode()
-def probe(model: PreTrainedModel) -> list[LayerGeometry]:
-    """Run one tiny forward pass and read how the model calls its attention.
-
-    Returns:
-        Geometry of each layer.
-
-    Raises:
-        UsageError: the family cannot run on a paged pool; the reason is named.
-    """
-    config = model.config.get_text_config(decoder=True)
-    name = type(model).__name__
-    foreign = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS)
-    if foreign:
-        raise UsageError(
-            f"{name} has layers of type {', '.join(foreign)}, whose state is not a KV cache"
-        )
-    notes = _Probe()
-    ids = torch.zeros((1, 3), dtype=torch.long, device=model.device)
-    try:
-        model(
-            input_ids=ids,
-            position_ids=torch.arange(3, device=model.device)[None],
-            use_cache=False,
-            logits_to_keep=torch.tensor([2], device=model.device),
-            paged=notes,
-        )
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-        raise ProbeFailedError(
-            f"{name} does not run with a replaced attention: {type(error).__name__}: {error}"
-        ) from error
-    _judge(name, notes, config.num_hidden_layers)
-    return [notes.layers[index] for index in range(config.num_hidden_layers)]
-
-
-def _judge(name: str, notes: _Probe, num_layers: int) -> None:
-    if not notes.calls:
-        raise UsageError(f"{name} {_NOT_CALLED}")
-    if sorted(notes.calls) != list(range(num_layers)):
-        raise UsageError(
-            f"{name} called attention {len(notes.calls)} times for {num_layers} layers; layers "
-            f"whose state is not a KV cache, or that share one, are not supported"
-        )
-    if notes.unknown:
-        raise UsageError(
-            f"{name} hands its attention {', '.join(sorted(notes.unknown))}, which batchgen "
-            f"does not implement; leaving it out would give wrong results"
-        )
-    if notes.problems:
-        raise UsageError(f"{name}: {notes.problems[0]}; this is not supported")

@@ -8,7 +8,9 @@ import torch
 import transformers as tf
 
 from batchgen.runtime.attention import ATTENTION_NAME
-from batchgen.runtime.model import LoadedModel, probe, resolve_max_model_len
+from batchgen.runtime.model import LoadedModel
+from batchgen.runtime.model_kinds import resolve_max_model_len
+from batchgen.runtime.model_probe import probe
 
 VOCAB_SIZE = 512
 # Entries of weight matrices, so large that attention decides between tokens.
@@ -125,7 +127,7 @@ def random_model(
         _make_loud(model)
     return LoadedModel(
         model=model,
-        layers=probe(model),
+        layers=probe(model, model.config.max_position_embeddings),
         max_model_len=resolve_max_model_len(model.config, None),
         vocab_size=model.config.vocab_size,
     )

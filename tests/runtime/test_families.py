@@ -103,7 +103,7 @@ def test_i06_attention_sinks_join_the_softmax_in_every_path(tmp_path: Path) -> N
     [
         ("bloom", "does not call transformers' attention interface"),
         ("gpt_neo", "does not call transformers' attention interface"),
-        ("mamba", "linear_attention, whose state is not a KV cache"),
+        ("mamba", "layers with a recurrent state"),
         ("deepseek_v3", "multi-head latent attention"),
     ],
 )

@@ -21,8 +21,8 @@ from batchgen.runtime.model import (
     load_eos_ids,
     load_model,
     resolve_device,
-    resolve_max_model_len,
 )
+from batchgen.runtime.model_kinds import resolve_max_model_len
 from tests.tiny_models import save
 
 

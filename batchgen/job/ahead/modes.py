@@ -50,7 +50,7 @@ def show_plan(config: Config, progress: Progress) -> None:
     The plan is printed, and written as ``_plan.json`` and ``_plan.svg``.
     """
     inputs = _opened(config, progress)
-    layers = geometry_without_weights(model_source(config.model))
+    layers = geometry_without_weights(model_source(config.model), config.model.max_model_len)
     with OutputDir(config.output.dir) as output, progress.phase("plan"):
         # First: the plan of the job itself is the one that stays.
         others = other_field_orders(config, output)

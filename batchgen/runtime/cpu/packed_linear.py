@@ -12,6 +12,7 @@ product: wider products are faster, and each output is the same to the bit.
 
 import platform
 from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 import torch
 
@@ -74,11 +75,13 @@ class PackedLinear(torch.nn.Module):
     Attributes:
         in_features, out_features: as in ``torch.nn.Linear``.
         product: as above.
+        weight: shape and dtype of the weight, which some models' code looks at; no numbers.
     """
 
     def __init__(self, linear: torch.nn.Linear, product: PackedProduct, first: int = 0) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = linear.weight.detach().to("meta")
         # A plain attribute: the opaque layout cannot be moved, cast or saved.
         self.product = product
         self._first = first
@@ -99,7 +102,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def pack_linears(model: torch.nn.Module, run: Callable[[], object]) -> None:
-    """Replace every linear layer of a model by a packed one.
+    """Replace every plain float32 linear layer of a model by a packed one.
 
     A weight that another module uses too (a tied embedding) stays there as it is, and its
     packed copy is memory on top.
@@ -108,10 +111,13 @@ def pack_linears(model: torch.nn.Module, run: Callable[[], object]) -> None:
         model: as it was loaded.
         run: runs the model once; which layers share their input is seen in that pass.
     """
-    shared = _layers_of_one_input(model, run)
+    shared, ran = _layers_of_one_input(model, run)
     for parent in list(model.modules()):
+        # A layer that its parent does not call while it runs is one whose weight it reads.
         children = {
-            name: child for name, child in parent.named_children() if type(child) is torch.nn.Linear
+            name: child
+            for name, child in parent.named_children()
+            if _is_plain(child) and (child in ran or parent not in ran)
         }
         while children:
             first = next(iter(children.values()))
@@ -125,6 +131,17 @@ def pack_linears(model: torch.nn.Module, run: Callable[[], object]) -> None:
             tensor.data = tensor.data.clone()
 
 
+def _is_plain(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
+    """Whether a layer is torch's own linear layer over plain float32 parameters.
+
+    Layers of a quantizer or an adapter compute something else with their weights.
+    """
+    return type(module) is torch.nn.Linear and all(
+        type(each) is torch.nn.Parameter and each.dtype is torch.float32
+        for each in module.parameters()
+    )
+
+
 def _replace(parent: torch.nn.Module, linears: dict[str, torch.nn.Linear]) -> None:
     product = PackedProduct(list(linears.values()))
     first = 0
@@ -135,20 +152,22 @@ def _replace(parent: torch.nn.Module, linears: dict[str, torch.nn.Linear]) -> No
 
 def _layers_of_one_input(
     model: torch.nn.Module, run: Callable[[], object]
-) -> list[list[torch.nn.Linear]]:
-    """Run a model and group its linear layers by the tensor that they were given."""
+) -> tuple[list[list[torch.nn.Linear]], set[torch.nn.Module]]:
+    """Run a model and group its linear layers by the tensor that they were given.
+
+    Returns:
+        The groups, and all modules that ran.
+    """
+    ran: set[torch.nn.Module] = set()
     # The tensors are held: a later one cannot stand at an earlier one's address.
     seen: list[tuple[torch.Tensor, torch.nn.Linear]] = []
 
-    def note(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        assert isinstance(layer, torch.nn.Linear)
-        seen.append((inputs[0], layer))
+    def note(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        ran.add(module)
+        if _is_plain(module):
+            seen.append((inputs[0], module))
 
-    hooks = [
-        module.register_forward_pre_hook(note)
-        for module in model.modules()
-        if type(module) is torch.nn.Linear
-    ]
+    hooks = [module.register_forward_pre_hook(note) for module in model.modules()]
     try:
         run()
     finally:
@@ -157,7 +176,7 @@ def _layers_of_one_input(
     groups: dict[int, list[torch.nn.Linear]] = {}
     for rows, layer in seen:
         groups.setdefault(id(rows), []).append(layer)
-    return list(groups.values())
+    return list(groups.values()), ran
 
 
 def _joint_bias(linears: Linears) -> torch.Tensor | None:
