@@ -7,6 +7,7 @@ rest of the house reads. A key is declared here when its feature works, not befo
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -261,6 +262,21 @@ class PromptConfig:
         metadata={
             "help": "how the pieces become one prompt (auto: chat where the model has a template)"
         },
+    )
+    chat_template_file: str | None = field(
+        default=None, metadata={"help": "a chat template in the place of the model's own"}
+    )
+    chat_template_kwargs: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"help": "variables of the chat template, as in {enable_thinking: false}"},
+    )
+    tools_column: str | None = field(
+        default=None,
+        metadata={"help": "tools of a row with messages (none: `tools` where there is one)"},
+    )
+    continue_final_message: bool = field(
+        default=False,
+        metadata={"help": "continue the last message of a chat where it is the assistant's"},
     )
     system: str | None = field(
         default=None, metadata={"help": "system text before a templated prompt"}

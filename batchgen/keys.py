@@ -22,6 +22,7 @@ _WORDS: Mapping[Any, str] = {
     bool: "true or false",
     list[str]: "a list of text, as in [a,b]",
     list[int]: "a list of integers, as in [1,2]",
+    dict[str, Any]: "values by name, as in {enable_thinking: false}",
     dict[int, float]: "numbers for integers, as in {50:-100,198:2}",
     list[float]: "a list of numbers, as in [0.2,0.8]",
 }
@@ -70,6 +71,11 @@ class Key:
         return typing.get_origin(self.kind) is dict
 
     @property
+    def has_free_names(self) -> bool:
+        """Whether the key holds a mapping whose names are the user's."""
+        return bool(self.kind == dict[str, Any])
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """The allowed values of an enum; empty for other kinds."""
         if isinstance(self.kind, type) and issubclass(self.kind, Enum):
@@ -90,6 +96,13 @@ def declared_keys() -> Mapping[str, Key]:
     return {key.name: key for key in _keys_of(Config, "")}
 
 
+def key_of(name: str) -> Key | None:
+    """Give the key that a full name sets, as a whole or, as in ``a.kwargs.name``, in part."""
+    keys = declared_keys()
+    owners = (key for key in keys.values() if key.has_free_names)
+    return keys.get(name) or next((key for key in owners if name.startswith(f"{key.name}.")), None)
+
+
 def sections() -> tuple[str, ...]:
     """The groups of keys: model, input, prompt, prompt.normalize, and so on."""
     paths = (name.split(".")[:-1] for name in declared_keys())
@@ -102,22 +115,37 @@ def misfit(key: Key, value: Any) -> str | None:
     """Say why a value does not fit a key, where OmegaConf would take it or fail on it."""
     if isinstance(value, list) and key.is_list:
         parts, kinds = value, typing.get_args(key.kind)
+    elif isinstance(value, Mapping) and key.has_free_names:
+        parts, kinds = list(_leaves(value)), (str, int, float, bool, types.NoneType)
     elif isinstance(value, Mapping) and key.is_mapping:
         parts, kinds = [*value, *value.values()], (float,)
     else:
-        parts, kinds = [value], (str, int, float, bool, types.NoneType, list, dict)
+        structures = () if key.is_mapping else (list, dict)
+        parts, kinds = [value], (str, int, float, bool, types.NoneType, *structures)
     allowed = (*kinds, int) if float in kinds else kinds
     wrong = [each for each in parts if not isinstance(each, allowed)]
     if wrong or (bool not in allowed and any(isinstance(each, bool) for each in parts)):
         return f"{key.name} must be {key.expected}."
     if any(isinstance(each, int) and each.bit_length() > _MOST_BITS for each in parts):
         return f"{key.name} holds a number that has more than {_MOST_BITS} bits."
-    if key.is_text and not _names_path(key.name):
+    if (key.is_text or key.has_free_names) and not _names_path(key.name):
         try:
             refuse_lone_surrogates(value, key.name)
         except ValueError as error:
             return f"{error}."
     return None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Give what lists and mappings hold at any depth; a name that is no text as a mapping."""
+    if isinstance(value, Mapping):
+        yield from (name if isinstance(name, str) else {} for name in value)
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
 
 
 def _names_path(name: str) -> bool:

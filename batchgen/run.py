@@ -99,6 +99,8 @@ class _Job:
         inputs = JobInputs.open(config)
         for warning in inputs.warnings():
             self.progress.say(warning, level="warning")
+        for note in inputs.notes():
+            self.progress.say(note)
         calibration = Calibration(config.sampling, inputs)
         device = resolve_device(config.model.device).type
         with OutputDir(config.output.dir, overwrite=config.output.overwrite) as output:

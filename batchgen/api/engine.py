@@ -3,6 +3,7 @@
 import gc
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,9 +19,11 @@ from batchgen.job.accounts.summary import engine_figures
 from batchgen.job.front import ModelFront
 from batchgen.job.load import LoadedEngine, build_engine, load_job_model
 from batchgen.job.stream import RequestStream
+from batchgen.prompts.chat_template import TemplateVariables
+from batchgen.prompts.plan import closed_answers
 from batchgen.prompts.planner import make_plan
 from batchgen.prompts.render import Renderer
-from batchgen.prompts.source import PromptSpec
+from batchgen.prompts.source import DEFAULT_TOOLS_COLUMN, PromptSpec
 from batchgen.prompts.store import PromptStore
 from batchgen.report.percentiles import Percentiles
 from batchgen.sampling import SamplingParams
@@ -92,6 +95,9 @@ class Engine:
         sampling: Sampling | Sequence[Sampling] = None,
         *,
         ids: Sequence[str | int] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
         raise_errors: bool = False,
     ) -> Outputs:
         """Answer some prompts, each once however many are alike.
@@ -103,6 +109,10 @@ class Engine:
                 of one for each prompt, where one that makes no sense fails that prompt.
             ids: of each prompt, by default its place in the list. A random sample is decided
                 by seed, id, sample and position, as in the command.
+            tools: of all prompts that are messages; what the assistant may call.
+            chat_template_kwargs: variables of the chat template, as in
+                ``{"enable_thinking": False}``.
+            continue_final_message: continue a last message of the assistant's.
             raise_errors: raise where a prompt has no answer; else its output says why.
 
         Returns:
@@ -115,15 +125,22 @@ class Engine:
         """
         loaded = self._open
         if isinstance(sampling, list | tuple):
-            rows, params = input_rows(prompts, sampling, ids), SamplingParams()
+            rows, params = input_rows(prompts, sampling, ids, tools), SamplingParams()
         else:
-            rows, params = input_rows(prompts, None, ids), self._params(sampling)
-        renderer = Renderer(PromptSpec(), rows.table.schema, self._front.tokenizer)
+            rows, params = input_rows(prompts, None, ids, tools), self._params(sampling)
+        spec = PromptSpec(
+            variables=TemplateVariables(chat_template_kwargs or {}),
+            tools_column=None if tools is None else DEFAULT_TOOLS_COLUMN,
+            continue_final_message=continue_final_message,
+        )
+        renderer = Renderer(spec, rows.table.schema, self._front.tokenizer)
         with tempfile.TemporaryDirectory(prefix="batchgen-") as folder:
             batches = self._front.tokenize([rows], renderer, params)
             path = Path(folder) / "prompts.arrow"
             with PromptStore.write(path, rows.ids.type, batches) as store:
                 results = self._run(loaded, store, params)
+        if renderer.rows_ending_with_assistant:
+            warnings.warn(closed_answers(renderer.rows_ending_with_assistant), stacklevel=2)
         outputs = _outputs(results, rows)
         if raise_errors:
             _raise_errors(outputs)

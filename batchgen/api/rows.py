@@ -15,6 +15,7 @@ from batchgen.prompts.source import (
     DEFAULT_COLUMN,
     DEFAULT_MESSAGES_COLUMN,
     DEFAULT_TOKEN_IDS_COLUMN,
+    DEFAULT_TOOLS_COLUMN,
 )
 from batchgen.sampling import SamplingParams
 
@@ -26,7 +27,10 @@ Sampling = SamplingParams | Mapping[str, Any] | None
 
 
 def input_rows(
-    prompts: Sequence[Prompt], sampling: Sequence[Sampling] | None, ids: Sequence[str | int] | None
+    prompts: Sequence[Prompt],
+    sampling: Sequence[Sampling] | None,
+    ids: Sequence[str | int] | None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> RowBatch:
     """Make the rows of some prompts.
 
@@ -34,6 +38,7 @@ def input_rows(
         prompts: all of one kind.
         sampling: of each prompt, where they differ.
         ids: of each prompt; None numbers them from 0.
+        tools: of all prompts.
 
     Raises:
         UsageError: the prompts are of several kinds or hold what is none, another argument does
@@ -45,6 +50,10 @@ def input_rows(
     if sampling is not None:
         _check_length("sampling", sampling, prompts)
         columns[PARAMS_COLUMN] = _column("sampling", sampling, _params_text, pa.string())
+    if tools is not None:
+        columns[DEFAULT_TOOLS_COLUMN] = _column(
+            "tools", [tools] * len(prompts), _messages_text, pa.string()
+        )
     return RowBatch(0, _id_array(ids, prompts), pa.RecordBatch.from_pydict(columns))
 
 

@@ -70,10 +70,13 @@ def _input(source: InputConfig, given: str | None, job: str | None) -> Iterator[
 def _prompt(prompt: PromptConfig) -> Iterator[str]:
     yield from _prompt_sources(prompt)
     yield from _prompt_pieces(prompt)
-    for name in ("template_file", "system_file", "shots_file"):
+    for name in ("template_file", "chat_template_file", "system_file", "shots_file"):
         path = getattr(prompt, name)
         if path is not None and not Path(path).is_file():
             yield f"prompt.{name}={path} is not a file."
+    for name in prompt.chat_template_kwargs:
+        if not name.isidentifier():
+            yield f"prompt.chat_template_kwargs: {name!r} cannot be a variable of a template."
     template = prompt.template
     if template is None and prompt.template_file and Path(prompt.template_file).is_file():
         template = _read_text("prompt.template_file", prompt.template_file)

@@ -108,6 +108,13 @@ def read_job(path: Path, name: str) -> dict[str, Any]:
     return {**values, "job": name}
 
 
+class _FreeValues(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads values as Hydra does on the command line, to which a date is text."""
+
+
+_FreeValues.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
+
+
 class _Reader:
     """Turns YAML nodes into values, knowing from the keys where text is wanted."""
 
@@ -153,7 +160,8 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode) and (key.is_text or key.choices) and not is_null:
             # The text as written: YAML would make a number of 007 and a boolean of no and off.
             return node.value
-        return yaml.SafeLoader("").construct_object(node, deep=True)
+        loader = _FreeValues if key.has_free_names else yaml.SafeLoader
+        return loader("").construct_object(node, deep=True)
 
     def _beside(self, value: Any) -> Any:
         """Find a job's own file; one that lies only in the caller's directory stays relative."""

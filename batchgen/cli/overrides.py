@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 
 from batchgen.cli.escapes import as_hydra, in_quotes, quoted_form
 from batchgen.errors import UsageError
-from batchgen.keys import Key, declared_keys, unknown_key
+from batchgen.keys import Key, declared_keys, key_of, unknown_key
 
 _FLAGS_WITH_A_VALUE = (
     *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
@@ -92,7 +92,7 @@ def _read_override(text: str, folders: Sequence[Path]) -> Override:
     match = _OVERRIDE.fullmatch(text)
     if match is None:
         raise UsageError(f"Cannot read {text!r}: write key=value.")
-    name, key, value = match["key"], declared_keys().get(match["key"]), match["value"]
+    name, key, value = match["key"], key_of(match["key"]), match["value"]
     is_hydras = name.split(".")[0].split("/")[0] == "hydra"
     is_group = name == "job" or any((folder / name).is_dir() for folder in folders)
     if match["sign"] == "~" and not is_hydras:

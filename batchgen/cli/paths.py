@@ -35,6 +35,7 @@ def resolve_paths(config: Config) -> Config:
         prompt=replace(
             prompt,
             template_file=_file(prompt.template_file),
+            chat_template_file=_file(prompt.chat_template_file),
             system_file=_file(prompt.system_file),
             shots_file=_file(prompt.shots_file),
         ),

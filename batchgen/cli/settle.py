@@ -1,5 +1,6 @@
 """From composed values to the configuration a job runs with."""
 
+import math
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -232,5 +233,7 @@ def _short(value: Any) -> str:
     """Show a value in one line, as it would be typed."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        value = yaml.safe_dump(value, default_flow_style=True, width=math.inf).rstrip("\n")
     text = str(value) if not isinstance(value, str) else value.replace("\n", "\\n")
     return text if len(text) <= 120 else f"{text[:117]}..."

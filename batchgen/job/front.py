@@ -55,8 +55,11 @@ class ModelFront:
     bad_words: BadWords
 
     @classmethod
-    def load(cls, model: ModelConfig) -> "ModelFront":
+    def load(cls, model: ModelConfig, chat_template: str | None = None) -> "ModelFront":
         """Read configuration and tokenizer.
+
+        Args:
+            chat_template: in the place of the tokenizer's own.
 
         Raises:
             UsageError: one of them cannot be used.
@@ -73,6 +76,8 @@ class ModelFront:
             revision=None if model.tokenizer else model.revision,
             trust_remote_code=model.trust_remote_code,
         )
+        if tokenizer is not None and chat_template is not None:
+            tokenizer.chat_template = chat_template
         eos_token_ids = load_eos_ids(source, config, tokenizer)
         return cls(
             model_config=config,

@@ -13,7 +13,8 @@ from batchgen.config import Config
 from batchgen.data.digest import file_digest
 from batchgen.data.output.manifest import Fingerprint
 from batchgen.job.front import model_source
-from batchgen.job.inputs import JobInputs, prompt_spec
+from batchgen.job.inputs import JobInputs
+from batchgen.job.template_time import FINGERPRINT_KEY
 from batchgen.prompts.source import Source, settle_source
 from batchgen.runtime.backends import AttentionName, AttentionNeeds, resolve_attention
 from batchgen.runtime.kv_dtype import KVDtype, resolve_kv_dtype
@@ -75,10 +76,10 @@ def fingerprint(config: Config, inputs: JobInputs, *, device: str, id_digest: st
 
 
 def _prompt(config: Config, inputs: JobInputs) -> dict[str, Any]:
-    spec = prompt_spec(config.prompt)
+    spec = inputs.spec
     values = asdict(spec)
     shots = values.pop("shots")
-    del values["shot_places"]
+    del values["shot_places"], values["variables"]
     source, column = settle_source(spec, inputs.source.schema.names)
     return {
         **values,
@@ -86,6 +87,11 @@ def _prompt(config: Config, inputs: JobInputs) -> dict[str, Any]:
         "format": inputs.renderer.format,
         "shots": _digest(shots),
         "source": source.value,
+        "tools_column": inputs.renderer.tools_column,
+        # Keys that are not set are absent, as in outputs from before there were these.
+        "chat_template_kwargs": spec.variables.named or None,
+        "continue_final_message": spec.continue_final_message or None,
+        FINGERPRINT_KEY: inputs.template_time,
         "truncation": config.prompt.truncation.value,
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from batchgen.config import Config
 from batchgen.data.output.manifest import Fingerprint
-from batchgen.job.inputs import JobInputs, prompt_spec
+from batchgen.job.inputs import JobInputs
 
 _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
 _CHUNK_BYTES = 64 << 10
@@ -25,7 +25,7 @@ def as_version_1(new: Fingerprint, config: Config, inputs: JobInputs) -> Fingerp
         config: the resolved configuration.
         inputs: the opened inputs.
     """
-    spec, model = prompt_spec(config.prompt), config.model
+    spec, model = inputs.spec, config.model
     return {
         **new,
         "model": {

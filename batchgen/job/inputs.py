@@ -13,6 +13,8 @@ from batchgen.data.output.carry import carried_schema
 from batchgen.data.output.schema import OWN_COLUMNS, output_schema
 from batchgen.errors import UsageError, listed
 from batchgen.job.front import ModelFront
+from batchgen.job.template_time import template_time
+from batchgen.prompts.chat_template import TemplateVariables, template_reads
 from batchgen.prompts.fields.orders import find_orders
 from batchgen.prompts.normalize.rules import NormalizeSpec
 from batchgen.prompts.render import Renderer
@@ -30,6 +32,7 @@ class JobInputs(ModelFront):
         source: the input files.
         id_type: Arrow type of the ids.
         num_rows: input rows that the job takes.
+        spec: the keys of the prompt, with what stands in files.
         renderer: rows to prompts.
         truncation: cuts prompts that are too long, where that is asked for.
         sampling: the job's parameters.
@@ -40,6 +43,7 @@ class JobInputs(ModelFront):
     source: InputSource
     id_type: pa.DataType
     num_rows: int
+    spec: PromptSpec
     renderer: Renderer
     truncation: Truncation | None
     sampling: SamplingParams
@@ -56,15 +60,19 @@ class JobInputs(ModelFront):
         """
         source = discover(config.input.path)
         _check_priority(config.input, source.schema)
-        front = ModelFront.load(config.model)
+        spec = prompt_spec(config.prompt)
+        front = ModelFront.load(config.model, spec.chat_template)
+        if front.tokenizer is not None and template_reads(front.tokenizer, "strftime_now"):
+            spec = replace(spec, variables=replace(spec.variables, now=template_time(config)))
         sampling = job_sampling(config)
         front.check(sampling)
-        renderer = Renderer(prompt_spec(config.prompt), source.schema, front.tokenizer)
+        renderer = Renderer(spec, source.schema, front.tokenizer)
         return cls(
             **{each.name: getattr(front, each.name) for each in fields(front)},
             source=source,
             id_type=id_type(source, config.input.id_column),
             num_rows=min(source.num_rows, config.input.limit or source.num_rows),
+            spec=spec,
             renderer=renderer,
             truncation=front.make_truncation(config.prompt.truncation.value, renderer, sampling),
             sampling=sampling,
@@ -86,7 +94,23 @@ class JobInputs(ModelFront):
             *([f"sampling.{sampling}"] if sampling is not None else []),
             *self.grammars.notes(self.sampling),
             *([end_of_turn] if end_of_turn is not None else []),
+            *([self.renderer.ignored] if self.renderer.ignored is not None else []),
         ]
+
+    def notes(self) -> list[str]:
+        """Say what the prompts depend on that no key and no row names."""
+        time = self.template_time
+        if time is None:
+            return []
+        return [f"the chat template prints the time: for all rows of this output it is {time}"]
+
+    @property
+    def template_time(self) -> str | None:
+        """The time that the chat template prints; None where it prints none."""
+        is_chat = self.renderer.source is Source.MESSAGES or self.renderer.format == "chat"
+        if not is_chat or not template_reads(self.tokenizer, "strftime_now"):
+            return None
+        return self.spec.variables.now.isoformat(timespec="seconds")
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -189,6 +213,12 @@ def prompt_spec(prompt: PromptConfig) -> PromptSpec:
         separator=prompt.separator,
         answer_prefix=prompt.answer_prefix,
         normalize=_normalize_spec(prompt.normalize),
+        chat_template=_read(prompt.chat_template_file, "prompt.chat_template_file")
+        if prompt.chat_template_file
+        else None,
+        variables=TemplateVariables(prompt.chat_template_kwargs),
+        tools_column=prompt.tools_column,
+        continue_final_message=prompt.continue_final_message,
         fields=tuple(prompt.fields),
         field_order=prompt.field_order.value,
     )
@@ -207,9 +237,11 @@ def _normalize_spec(normalize: NormalizeConfig) -> NormalizeSpec:
 
 
 def _text(text: str | None, file: str | None, key: str) -> str | None:
-    if file is None:
-        return text
+    return text if file is None else _read(file, key).removesuffix("\n")
+
+
+def _read(file: str, key: str) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8").removesuffix("\n")
+        return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{key}={file} cannot be read: {error}") from error

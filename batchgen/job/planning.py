@@ -16,7 +16,7 @@ from batchgen.data.output.files import OutputError
 from batchgen.data.output.finished import FinishedRows
 from batchgen.job.identity import fingerprint
 from batchgen.job.identity_v1 import as_version_1
-from batchgen.job.inputs import JobInputs, prompt_spec
+from batchgen.job.inputs import JobInputs
 from batchgen.prompts.advice.columns import Advice, advise
 from batchgen.prompts.advice.sample import WatchedRenderer
 from batchgen.prompts.outlook.rows import group_texts
@@ -135,7 +135,7 @@ def plan_job(
     Raises:
         OutputError: prompts or plan could not be written.
     """
-    spec = prompt_spec(config.prompt)
+    spec = inputs.spec
     renderer = WatchedRenderer(spec, inputs.source.schema, inputs.tokenizer, inputs.num_rows)
     started = time.perf_counter()
     store = _write_store(config, replace(inputs, renderer=renderer), output)
@@ -167,6 +167,7 @@ def plan_job(
         plan,
         advice=_advice(config, inputs, spec, renderer, store, plan),
         normalized=renderer.normalizer.changes,
+        rows_ending_with_assistant=renderer.rows_ending_with_assistant,
         group_texts=_group_texts(plan, store, inputs),
     )
     phases = {"tokenize_s": tokenized - started, "order_s": time.perf_counter() - tokenized}

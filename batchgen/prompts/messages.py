@@ -1,9 +1,13 @@
-"""Chat messages as they come in a row: a list of structs, or JSON text."""
+"""Chat messages and tools as they come in a row: lists of structs, or JSON text."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 Message = dict[str, Any]
+Tool = dict[str, Any]
+Content = str | list[dict[str, Any]]
+"""A text, or parts such as ``{"type": "text", "text": ...}``."""
 
 
 def parse_messages(value: Any) -> list[Message]:
@@ -18,7 +22,7 @@ def parse_messages(value: Any) -> list[Message]:
         value: a list of ``{"role": ..., "content": ...}``, or its JSON.
 
     Returns:
-        The messages; content is a text.
+        The messages; content is a text or a list of ``{"type": "text", "text": ...}``.
 
     Raises:
         ValueError: not such a list; the message says where.
@@ -27,6 +31,44 @@ def parse_messages(value: Any) -> list[Message]:
     if not isinstance(parsed, list) or not parsed:
         raise ValueError("the messages must be a list of at least one message")
     return [_check(message, f"message {number}") for number, message in enumerate(parsed)]
+
+
+def parse_tools(value: Any) -> list[Tool] | None:
+    """Check one row's tools: a list of objects, or its JSON; each may be JSON text too.
+
+    Returns:
+        None where the row has no tools.
+
+    Raises:
+        ValueError: not such a list.
+    """
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    parsed = _parsed(value, "tools")
+    if not isinstance(parsed, list | None):
+        raise ValueError(f"the tools must be a list of objects, not {parsed!r}")
+    tools = [_parsed(tool, "tools") if isinstance(tool, str) else tool for tool in parsed or ()]
+    for number, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise ValueError(f"tool {number} must be an object, not {tool!r}")
+    return tools or None
+
+
+def texts_of(content: Content) -> list[str]:
+    """Return the texts of checked content, one for each part."""
+    return [content] if isinstance(content, str) else [part["text"] for part in content]
+
+
+def text_of(content: Content) -> str:
+    """Return the whole text of checked content."""
+    return "".join(texts_of(content))
+
+
+def with_texts(content: Content, texts: Sequence[str]) -> Content:
+    """Return checked content with other texts, as :func:`texts_of` gives them."""
+    if isinstance(content, str):
+        return texts[0]
+    return [{**part, "text": text} for part, text in zip(content, texts, strict=True)]
 
 
 def _parsed(value: Any, what: str) -> Any:
@@ -46,10 +88,10 @@ def _prune(value: Any) -> Any:
     return value
 
 
-def _check(message: Any, where: str) -> Message:
-    if not isinstance(message, dict):
-        raise ValueError(f"{where} must have a role and content, not be {message!r}")
-    message = {key: item for key, item in message.items() if item is not None}
+def _check(given: Any, where: str) -> Message:
+    if not isinstance(given, dict):
+        raise ValueError(f"{where} must have a role and content, not be {given!r}")
+    message: Message = {key: item for key, item in given.items() if item is not None}
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise ValueError(f"{where}: role must be a text such as 'user', not {role!r}")
@@ -57,22 +99,22 @@ def _check(message: Any, where: str) -> Message:
         raise ValueError(f"{where} has no content")
     if "content" in message:
         message["content"] = _content(message["content"], where)
-    if isinstance(message.get("tool_calls"), list):
-        message["tool_calls"] = [
-            _call(call, f"{where}: tool call {at}") for at, call in enumerate(message["tool_calls"])
-        ]
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        decoded = [_call(call, f"{where}: tool call {at}") for at, call in enumerate(calls)]
+        message["tool_calls"] = decoded
     return message
 
 
-def _content(content: Any, where: str) -> str:
+def _content(content: Any, where: str) -> Content:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(_part(part, where)["text"] for part in content)
+        return [_part(part, where) for part in content]
     raise ValueError(f"{where}: content must be a text or a list of text parts, not {content!r}")
 
 
-def _part(part: Any, where: str) -> Message:
+def _part(part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     is_text = isinstance(part, dict) and (part.get("type") or "text") == "text"

@@ -52,6 +52,7 @@ class Plan:
         truncation: what becomes of rows that are too long beside their output.
         advice: a change of the template that would share more, where one is known.
         normalized: what ``prompt.normalize`` changed.
+        rows_ending_with_assistant: rows whose last message is the assistant's and is not continued.
     """
 
     order: Rows
@@ -84,6 +85,7 @@ class Plan:
     advice: Advice | None = None
     normalized: Changes = field(default_factory=Changes)
     group_texts: Sequence[str] = ()
+    rows_ending_with_assistant: int = 0
 
     @property
     def num_duplicates(self) -> int:
@@ -109,6 +111,7 @@ class Plan:
             "own_tokens_p95",
             "longest_shared_tokens",
             "max_output_tokens",
+            "rows_ending_with_assistant",
         )
         return {
             **{name: getattr(self, name) for name in figures},
@@ -154,9 +157,19 @@ class Plan:
             for group in self.groups[:3]
         ]
         lines += self.truncation.describe()
+        if self.rows_ending_with_assistant:
+            lines.append(f"warning: {closed_answers(self.rows_ending_with_assistant)}")
         if self.advice is not None:
             lines.append(self.advice.describe())
         changes = self.normalized.describe()
         if changes is not None:
             lines.append(changes)
         return "\n".join(lines)
+
+
+def closed_answers(rows: int) -> str:
+    """Say what becomes of rows whose last message is the assistant's."""
+    return (
+        f"in {rows:,} rows the last message is the assistant's: it is closed, and another answer "
+        "follows; prompt.continue_final_message=true continues it instead"
+    )

@@ -12,7 +12,7 @@ from batchgen.errors import RowError, RowErrorType, UsageError
 from batchgen.prompts.chat_template import ChatTemplate
 from batchgen.prompts.fields.orders import FieldOrders
 from batchgen.prompts.marks import Marks
-from batchgen.prompts.messages import Message, parse_messages
+from batchgen.prompts.messages import Message, Tool, parse_messages, parse_tools
 from batchgen.prompts.normalize.normalizer import Normalizer
 from batchgen.prompts.row_sampling import sampling_columns
 from batchgen.prompts.sandbox import LimitError
@@ -20,12 +20,14 @@ from batchgen.prompts.shots import render_shots
 from batchgen.prompts.source import (
     PromptSpec,
     Source,
+    check_chat_keys,
     check_keys_fit,
     check_normalize,
     check_tokenizer,
     check_type,
     settle_format,
     settle_source,
+    settle_tools,
 )
 from batchgen.prompts.special import SpecialTokens
 from batchgen.prompts.template import RowTemplate
@@ -59,9 +61,17 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages for the model's chat template."""
+    """Messages for the model's chat template.
+
+    Attributes:
+        messages: checked messages.
+        tools: what the assistant may call.
+        continues: whether the last message is to be continued, not answered.
+    """
 
     messages: list[Message]
+    tools: list[Tool] | None = None
+    continues: bool = False
 
 
 Prompt = TokenIds | Text | Chat
@@ -78,6 +88,9 @@ class Renderer:
         field_orders: the order of ``fields`` in each row; None for the order given.
         special: tells the tokenizer's special tokens from text.
         chat_template: the model's, where it has one.
+        tools_column: names the tools of a row, where they are used.
+        ignored: says that a column which looks like the rows' tools is not used.
+        rows_ending_with_assistant: so far, those that are not continued.
     """
 
     def __init__(self, spec: PromptSpec, schema: pa.Schema, tokenizer: Tokenizer | None) -> None:
@@ -101,16 +114,25 @@ class Renderer:
         self.format: str | None = None
         self.special = SpecialTokens(tokenizer)
         self.chat_template = (
-            ChatTemplate(tokenizer, self.special.marks) if has_chat_template(tokenizer) else None
+            ChatTemplate(tokenizer, self.special.marks, spec.variables)
+            if has_chat_template(tokenizer)
+            else None
         )
+        self.tools_column, self.ignored = settle_tools(spec, self.source, schema, tokenizer)
+        self._continues = spec.continue_final_message
+        self.rows_ending_with_assistant = 0
         if self.source is Source.TEMPLATE:
             self.format = settle_format(spec.format, tokenizer)
             self._prepare_template(spec, schema.names, tokenizer)
+        check_chat_keys(spec, self.source, self.format)
         own = (self._column,) if self._column is not None else self._template.columns
         check_normalize(spec.normalize, self.source, own)
         self._is_frame = self._column in spec.normalize.columns
         self._probe_chat()
-        self.columns: tuple[str, ...] = tuple(dict.fromkeys((*own, *sampling_columns(schema))))
+        tools = () if self.tools_column is None else (self.tools_column,)
+        self.columns: tuple[str, ...] = tuple(
+            dict.fromkeys((*own, *tools, *sampling_columns(schema)))
+        )
 
     def _prepare_template(
         self, spec: PromptSpec, names: Sequence[str], tokenizer: Tokenizer | None
@@ -158,8 +180,13 @@ class Renderer:
         column = table.column(self._column)
         if self.source is Source.TOKEN_IDS:
             return [_token_ids(column, row) for row in range(len(column))]
-        make = self._text if self.source is Source.TEXT else self._messages
-        return [make(value) for value in python_values(column)]
+        values = python_values(column)
+        if self.source is Source.TEXT:
+            return [self._text(value) for value in values]
+        tools = [None] * len(values)
+        if self.tools_column is not None:
+            tools = python_values(table.column(self.tools_column))
+        return list(map(self._messages, values, tools))
 
     def shared_head(self) -> str | None:
         """Give the text with which every row's prompt begins, special tokens spelt out.
@@ -181,7 +208,7 @@ class Renderer:
             ValueError: the chat template refuses or fails on these messages.
         """
         assert self.chat_template is not None
-        return self.chat_template.render(chat.messages)
+        return self.chat_template.render(chat.messages, tools=chat.tools, continues=chat.continues)
 
     def _prompt(self, text: str) -> Text | Chat:
         if self.format == "chat":
@@ -208,7 +235,9 @@ class Renderer:
             return
         messages = [] if self.source is Source.MESSAGES else self._head_messages
         chat = Chat([*messages, {"role": "user", "content": "?"}])
+        assert self.chat_template is not None
         try:
+            self.chat_template.check_user()
             self.render_chat(chat)
         except LimitError as error:
             raise UsageError(
@@ -233,16 +262,21 @@ class Renderer:
         text = self.normalizer.text(value) if self._is_frame else value
         return Text(text) if text else RowError(RowErrorType.EMPTY_PROMPT, _EMPTY_TEXT)
 
-    def _messages(self, value: Any) -> Prompt | RowError:
+    def _messages(self, value: Any, tools: Any) -> Prompt | RowError:
         if value is None:
             return RowError(RowErrorType.NULL_PROMPT, "the messages are null")
-        if isinstance(value, Unreadable):
-            return RowError(RowErrorType.INVALID_MESSAGES, str(value))
+        for each in (value, tools):
+            if isinstance(each, Unreadable):
+                return RowError(RowErrorType.INVALID_MESSAGES, str(each))
         try:
-            messages = parse_messages(value)
+            messages, parsed_tools = parse_messages(value), parse_tools(tools)
         except ValueError as error:
             return RowError(RowErrorType.INVALID_MESSAGES, str(error))
-        return Chat(self.normalizer.messages(messages) if self._is_frame else messages)
+        if self._is_frame:
+            messages = self.normalizer.messages(messages)
+        is_last_of_assistant = messages[-1]["role"] == "assistant"
+        self.rows_ending_with_assistant += is_last_of_assistant and not self._continues
+        return Chat(messages, parsed_tools, is_last_of_assistant and self._continues)
 
 
 def _token_ids(column: pa.Array, row: int) -> Prompt | RowError:

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from batchgen.errors import UsageError, listed
+from batchgen.prompts.chat_template import TemplateVariables, template_reads
 from batchgen.prompts.columns import close_matches, is_list_of, is_text
 from batchgen.prompts.normalize.rules import NormalizeSpec
 from batchgen.prompts.tokenizer import Tokenizer, has_chat_template
@@ -15,6 +16,7 @@ from batchgen.prompts.tokenizer import Tokenizer, has_chat_template
 DEFAULT_TOKEN_IDS_COLUMN = "prompt_token_ids"
 DEFAULT_MESSAGES_COLUMN = "messages"
 DEFAULT_COLUMN = "prompt"
+DEFAULT_TOOLS_COLUMN = "tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,10 @@ class PromptSpec:
         normalize: how the frame of a prompt is spelt.
         fields: columns that a template lists.
         field_order: ``given``, ``fixed`` or ``rows``; in which order it lists them.
+        chat_template: in the place of the model's own.
+        variables: what the chat template sees beside messages and tools.
+        tools_column: names the tools of a row with messages; with none ``tools``.
+        continue_final_message: whether a last message of the assistant is continued.
     """
 
     column: str | None = None
@@ -48,6 +54,10 @@ class PromptSpec:
     normalize: NormalizeSpec = field(default_factory=NormalizeSpec)
     fields: Sequence[str] = ()
     field_order: str = "given"
+    chat_template: str | None = None
+    variables: TemplateVariables = field(default_factory=TemplateVariables)
+    tools_column: str | None = None
+    continue_final_message: bool = False
 
 
 class Source(StrEnum):
@@ -132,6 +142,63 @@ def check_keys_fit(spec: PromptSpec, source: Source) -> None:
         )
     if spec.format == "plain" and source is Source.MESSAGES:
         raise UsageError("prompt.format=plain cannot be used with messages; leave it out")
+
+
+def check_chat_keys(spec: PromptSpec, source: Source, settled_format: str | None) -> None:
+    """Refuse keys about chats where a prompt is none.
+
+    Args:
+        settled_format: ``chat`` or ``plain`` for a template.
+
+    Raises:
+        UsageError: the keys by name.
+    """
+    of_messages: dict[str, Any] = {
+        "prompt.tools_column": spec.tools_column,
+        "prompt.continue_final_message": spec.continue_final_message,
+    }
+    of_chats = {
+        "prompt.chat_template_file": spec.chat_template,
+        "prompt.chat_template_kwargs": spec.variables.named,
+    }
+    is_chat = settled_format == "chat"
+    keys = {} if source is Source.MESSAGES else of_messages | ({} if is_chat else of_chats)
+    given = [key for key, value in keys.items() if value]
+    if given:
+        raise UsageError(
+            f"{' and '.join(given)} cannot be used here: the prompt comes from the input's "
+            f"{source.value}, without {'messages of its own' if is_chat else 'a chat template'}"
+        )
+
+
+def settle_tools(
+    spec: PromptSpec, source: Source, schema: pa.Schema, tokenizer: Tokenizer | None
+) -> tuple[str | None, str | None]:
+    """Give the column of the rows' tools, or why one that is there by default is not used.
+
+    Raises:
+        UsageError: a column that a key names cannot be used.
+    """
+    name = spec.tools_column or DEFAULT_TOOLS_COLUMN
+    if source is not Source.MESSAGES or (spec.tools_column is None and name not in schema.names):
+        return None, None
+    problem = None
+    if name not in schema.names:
+        problem = f"is no column of the input{close_matches(name, schema.names)}"
+    elif not _can_be_tools(schema.field(name).type):
+        problem = f"has type {schema.field(name).type}, not JSON text or a list of structs"
+    elif not template_reads(tokenizer, "tools"):
+        problem = "has no place in the chat template, which prints no tools"
+    if problem is None:
+        return name, None
+    if spec.tools_column is not None:
+        raise UsageError(f"prompt.tools_column={name} {problem}")
+    return None, f"the column '{name}' is not used: it {problem}"
+
+
+def _can_be_tools(kind: pa.DataType) -> bool:
+    holds_tools = is_list_of(kind, lambda item: pa.types.is_struct(item) or is_text(item))
+    return is_text(kind) or holds_tools or pa.types.is_null(kind)
 
 
 def check_normalize(spec: NormalizeSpec, source: Source, columns: Sequence[str]) -> None:

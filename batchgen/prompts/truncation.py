@@ -26,6 +26,7 @@ from batchgen.errors import RowError, RowErrorType
 from batchgen.prompts.columns import is_text
 from batchgen.prompts.encoder import PromptEncoder
 from batchgen.prompts.limits import IdArray, Limits
+from batchgen.prompts.messages import texts_of, with_texts
 from batchgen.prompts.render import Chat, Prompt, Renderer
 from batchgen.prompts.row_sampling import sampling_columns
 from batchgen.prompts.source import Source
@@ -148,21 +149,28 @@ class Truncation:
         )
 
     def _cut_message(self, chat: Chat, over: int, room: int) -> IdArray | None:
-        lengths = {
-            number: len(message["content"])
-            for number, message in enumerate(chat.messages)
-            if message["role"] != "system" and message.get("content")
+        texts = {
+            (number, part): text
+            for number, message in enumerate(
+                chat.messages[:-1] if chat.continues else chat.messages
+            )
+            for part, text in enumerate(texts_of(message.get("content") or ""))
+            if message["role"] != "system" and text
         }
-        if not lengths:
+        if not texts:
             return None
-        longest = max(lengths, key=lambda number: lengths[number])
+        longest = max(texts, key=lambda place: len(texts[place]))
 
         def render(text: str) -> Prompt | RowError:
+            number, part = longest
             messages = list(chat.messages)
-            messages[longest] = {**messages[longest], "content": text}
-            return Chat(messages)
+            content = messages[number]["content"]
+            shorter = texts_of(content)
+            shorter[part] = text
+            messages[number] = {**messages[number], "content": with_texts(content, shorter)}
+            return replace(chat, messages=messages)
 
-        return self._cut_text(chat.messages[longest]["content"], render, over, room)
+        return self._cut_text(texts[longest], render, over, room)
 
     def _cut_column(
         self, row: pa.RecordBatch, over: int, room: int, position: int

@@ -68,9 +68,10 @@ def _value(cell: pa.Scalar) -> Any:
 
 def _shortened(value: Any, kind: pa.DataType) -> Any:
     """Give each float of 16 or 32 bits in a value as the float that its shortest text names."""
+    short: Any = value
     if value is None or isinstance(value, Unreadable):
-        short = value
-    elif pa.types.is_float32(kind) or pa.types.is_float16(kind):
+        return value
+    if pa.types.is_float32(kind) or pa.types.is_float16(kind):
         short = float(str((np.float32 if pa.types.is_float32(kind) else np.float16)(value)))
     elif pa.types.is_dictionary(kind):
         short = _shortened(value, kind.value_type)
@@ -81,8 +82,6 @@ def _shortened(value: Any, kind: pa.DataType) -> Any:
         short = [tuple(map(_shortened, pair, types)) for pair in value]
     elif is_list_of(kind, lambda _: True):
         short = [_shortened(item, kind.value_type) for item in value]
-    else:
-        short = value
     return short
 
 

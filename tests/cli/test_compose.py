@@ -111,6 +111,49 @@ def test_a_mapping_of_ids_to_numbers_comes_through(command, recorder, jobs):
     ] * 2
 
 
+def test_n17_arguments_of_the_chat_template_have_any_name_in_a_job_and_on_the_command_line(
+    command, recorder, jobs, capsys
+):
+    said = "{enable_thinking: false, date_string: 2024-07-26, deep: {budget: 1, stop: [a]}}"
+    (jobs / "letters" / "job.yaml").write_text(f"prompt: {{chat_template_kwargs: {said}}}\n")
+    assert command("job=letters") == command(f"prompt.chat_template_kwargs={said}") == 0
+    one_by_one = [
+        "prompt.chat_template_kwargs.enable_thinking=false",
+        "prompt.chat_template_kwargs.date_string=2024-07-26",
+        "++prompt.chat_template_kwargs.deep={budget: 1, stop: [a]}",
+    ]
+    assert command(*one_by_one) == 0
+    assert command("job=letters", "prompt.chat_template_kwargs.enable_thinking=true") == 0
+    given = {
+        "enable_thinking": False,
+        "date_string": "2024-07-26",
+        "deep": {"budget": 1, "stop": ["a"]},
+    }
+    assert [config.prompt.chat_template_kwargs for config in recorder.configs] == [
+        *[given] * 3,
+        {**given, "enable_thinking": True},
+    ]
+    assert "prompt.chat_template_kwarg.x is not a key. Did you mean" in refusal(
+        command("prompt.chat_template_kwarg.x=1"), capsys
+    )
+    said = refusal(command("prompt.chat_template_kwargs={a-b: 1}"), capsys)
+    assert "'a-b' cannot be a variable of a template" in said
+    for value in ("no", "[a]", "{1: a}", "{a: {1: b}}"):
+        said = refusal(command(f"prompt.chat_template_kwargs={value}"), capsys)
+        assert "prompt.chat_template_kwargs" in said
+        (jobs / "letters" / "job.yaml").write_text(f"prompt: {{chat_template_kwargs: {value}}}\n")
+        said = refusal(command("job=letters"), capsys)
+        assert "prompt.chat_template_kwargs must be values by name" in said
+
+
+def test_n17_a_chat_template_is_found_beside_its_job(command, recorder, jobs):
+    (jobs / "letters" / "chat.jinja").write_text("{{ messages[0].content }}")
+    (jobs / "letters" / "job.yaml").write_text("prompt: {chat_template_file: chat.jinja}\n")
+    assert command("job=letters") == 0
+    assert recorder.configs[0].prompt.chat_template_file == str(jobs / "letters" / "chat.jinja")
+    assert command("prompt.chat_template_file=nowhere.jinja") == 2
+
+
 @pytest.mark.parametrize(
     ("argument", "says"),
     [

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import batchgen
 from batchgen import Engine, FailedPromptsError, SamplingParams
 from batchgen.errors import EngineError, RowErrorType, UsageError
 from batchgen.sampling import Structure
+from tests import tiny_tokenizers
 from tests.invariants import check_invariants
 from tests.job.harness import Job
 
@@ -65,6 +67,33 @@ def test_chats_and_token_ids_are_prompts_too(engine: Engine, tokenizer: Any) -> 
     (from_ids,) = engine.generate([ids], params)
     assert from_chat.token_ids == from_ids.token_ids
     assert from_chat.samples[0].prompt_tokens == len(ids)
+
+
+def test_n01_chats_take_the_way_of_a_job_to_any_chat_template(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    tokenizer = tiny_tokenizers.make()
+    tokenizer.chat_template = (
+        "{{ tools | tojson }}{{ mood }}{% for m in messages %}{{ m.role }}:"
+        "{% for part in m.content %}{{ part.text }}{% endfor %};{% endfor %}"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    user, begun = ({"role": "user", "content": "Who?"}, {"role": "assistant", "content": "It is"})
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    with Engine(model_dir, num_blocks=64, tokenizer=str(tmp_path)) as engine:
+        (plain,) = engine.generate([[user]], {"max_tokens": 2})
+        named = {"chat_template_kwargs": {"mood": "calm"}, "tools": tools}
+        (more,) = engine.generate(
+            [[user, begun]], {"max_tokens": 2}, continue_final_message=True, **named
+        )
+        with pytest.warns(UserWarning, match="in 1 rows the last message is the assistant's"):
+            engine.generate([[user, begun]], {"max_tokens": 2})
+        with pytest.raises(UsageError, match=r"chat_template_kwargs\.mod: .*did you mean mood"):
+            engine.generate([[user]], chat_template_kwargs={"mod": 1})
+    texts = ["nulluser:Who?;", f"{json.dumps(tools)}calmuser:Who?;assistant:It is"]
+    assert [each.samples[0].prompt_tokens for each in (plain, more)] == [
+        len(tokenizer(text)["input_ids"]) for text in texts
+    ]
 
 
 def test_outputs_stand_in_the_order_of_the_prompts_each_with_all_its_samples(

@@ -124,7 +124,8 @@ def test_t08_messages_meet_the_same_limit_before_the_run_and_in_a_row() -> None:
     tokenizer.chat_template = loop
     with pytest.raises(UsageError, match=r"chat template takes more than 0\.2 seconds for one row"):
         Renderer(PromptSpec(), schema, tokenizer)
-    tokenizer.chat_template = "{% if messages[0]['content'] == 'x' %}" + loop + "{% endif %}fine"
+    tokenizer.chat_template = "{% if messages[0]['content'] == 'x' %}" + loop + "{% endif %}"
+    tokenizer.chat_template += "{{ messages[0]['content'] }}"
     renderer = Renderer(PromptSpec(), schema, tokenizer)
     encoder = PromptEncoder(renderer, tokenizer, Limits(99, 9999))
     good, bad = encoder.encode(

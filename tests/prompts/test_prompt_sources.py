@@ -280,7 +280,7 @@ def test_messages_as_json_equal_messages_as_structs(tokenizer):
     schema = pa.schema([("messages", pa.string())])
     text = '[{"role": "user", "content": [{"type": "text", "text": "a"}, "b"], "name": null}]'
     assert rendered(PromptSpec(), [{"messages": text}], schema, tokenizer) == [
-        Chat([{"role": "user", "content": "ab"}])
+        Chat([{"role": "user", "content": [{"type": "text", "text": each} for each in "ab"]}])
     ]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from batchgen.prompts.chat_template import ChatTemplate
+from batchgen.prompts.chat_template import ChatTemplate, TemplateVariables, template_reads
 from batchgen.prompts.limits import Limits
 from batchgen.prompts.render import Renderer
 from batchgen.prompts.source import PromptSpec
@@ -42,7 +42,9 @@ def chat_of(*contents):
 
 def our_ids(tokenizer, messages, **names):
     special = SpecialTokens(tokenizer)
-    rendered = ChatTemplate(tokenizer, special.marks).render(messages, **names)
+    known = {name: each for name, each in names.items() if template_reads(tokenizer, name)}
+    template = ChatTemplate(tokenizer, special.marks, TemplateVariables(known))
+    rendered = template.render(messages)
     outcome = special.resolve(rendered)
     if isinstance(outcome, str):
         return tokenizer(outcome, add_special_tokens=False)["input_ids"]

@@ -14,6 +14,7 @@ from batchgen.job.front import model_source
 from batchgen.job.inputs import JobInputs
 from batchgen.job.planning import JobPlan, plan_job
 from batchgen.job.pool_size import plan_ledger
+from batchgen.prompts.plan import closed_answers
 from batchgen.prompts.preview import preview
 from batchgen.prompts.store import PromptStore
 from batchgen.report.plan_svg import plan_svg
@@ -35,12 +36,17 @@ def show_prompts(config: Config, progress: Progress) -> None:
         path = Path(folder) / "prompts.arrow"
         with PromptStore.write(path, inputs.id_type, prompts) as store:
             print(printable(preview(store, inputs.tokenizer, rows)))
+    closed = inputs.renderer.rows_ending_with_assistant
+    if closed:
+        progress.say(closed_answers(closed), level="warning")
 
 
 def _opened(config: Config, progress: Progress) -> JobInputs:
     inputs = JobInputs.open(config)
     for warning in inputs.warnings():
         progress.say(warning, level="warning")
+    for note in inputs.notes():
+        progress.say(note)
     return inputs
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchgen.prompts.messages import Message
+from batchgen.prompts.messages import Message, texts_of, with_texts
 from batchgen.prompts.normalize.rules import Changes, NormalizeSpec, TextRules
 
 _FIRST_KEYS = ("role", "content")
@@ -110,10 +110,11 @@ class Normalizer:
         rest = {key: item for key, item in message.items() if key != "content"}
         result = {**message, **self._rules.value(rest, changed)}
         content = message.get("content")
-        if isinstance(content, str):
+        if content is not None:
             is_system = message["role"] in _SYSTEM_ROLES
             write = self._rules.system if is_system else self._rules.text
-            result["content"] = write(content, changed)
+            written = [write(text, changed) for text in texts_of(content)]
+            result["content"] = with_texts(content, written)
         return _keys_in_order(result, changed) if self._spec.message_parts else result
 
 
