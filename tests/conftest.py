@@ -17,7 +17,7 @@ from fetch_model import fetch_model
 from hypothesis import HealthCheck, settings
 from prepare_data import prepare_data
 
-from tests.told import TOLD, Told, texts
+from tests.support.notes import NOTE, Note, texts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -93,14 +93,14 @@ def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fork_server() -> None:
     """Let the imports of the child processes run beside the first tests."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.warm"])
+    context.set_forkserver_preload(["tests.support.warm"])
     forkserver.ensure_running()
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[Any]:
     """An S3 API on loopback; see ``s3``."""
-    from s3_loopback import serve_s3
+    from tests.support.s3_loopback import serve_s3
 
     with serve_s3() as server:
         yield server
@@ -109,7 +109,7 @@ def s3_server() -> Iterator[Any]:
 @pytest.fixture
 def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The server with an empty bucket, and the credentials for it in the environment."""
-    from s3_loopback import ENVIRONMENT
+    from tests.support.s3_loopback import ENVIRONMENT
 
     s3_server.clear()
     for name, value in ENVIRONMENT.items():
@@ -120,9 +120,9 @@ def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def told(record_property: Callable[[str, object], None]) -> Told:
+def note(record_property: Callable[[str, object], None]) -> Note:
     """Show a text at the end of the output: a worker's own output goes nowhere."""
-    return partial(record_property, TOLD)
+    return partial(record_property, NOTE)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -19,9 +19,9 @@ from batchgen.engine.request import Request
 from batchgen.engine.step import SampleBatch
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.sampling import SamplingParams
-from tests.drive import make_engine, make_requests, make_scheduler, run_all
-from tests.realdata import real_prompt_ids
-from tests.sample_batch import OneSample, sample_batch
+from tests.support.drive import make_engine, make_requests, make_scheduler, run_all
+from tests.support.realdata import real_prompt_ids
+from tests.support.sample_batch import OneSample, sample_batch
 
 # Tokens of a step.
 BUDGET = 512

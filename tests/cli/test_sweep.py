@@ -7,11 +7,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from s3_loopback import S3
 
 from batchgen.cli import app
 from batchgen.errors import ExitCode
 from tests.cli.conftest import Recorder
+from tests.support.s3_loopback import S3
 
 SUMMARY: dict[str, Any] = {
     "rows": 1234, "errors": {"null_prompt": 3}, "phases": {"generate_s": 2.5},

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from s3_loopback import S3
 
 from batchgen.data.stores.loose import LooseFile
+from tests.support.s3_loopback import S3
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from s3_loopback import S3, Fault, Proxy
 
 from batchgen.data.input.reader import check_ids, read_original_rows, read_rows
 from batchgen.data.input.source import discover
 from batchgen.data.stores import bucket as bucket_module
 from batchgen.data.stores import faults as faults_module
 from batchgen.errors import UsageError
-from tests.told import Told
+from tests.support.notes import Note
+from tests.support.s3_loopback import S3, Fault, Proxy
 
 
 @pytest.fixture(autouse=True)
@@ -135,14 +135,14 @@ def test_an_object_that_is_cut_or_no_parquet_is_named(s3: S3) -> None:
     ],
     ids=lambda fault: f"{fault.request}-{fault.status or 'cut'}",
 )
-def test_a_bad_line_changes_no_row(s3: S3, fault: Fault, told: Told) -> None:
+def test_a_bad_line_changes_no_row(s3: S3, fault: Fault, note: Note) -> None:
     text = ["some long text that does not compress away " + str(n) * 50 for n in range(80)]
     s3.put("in/a.parquet", parquet(id=list(range(80)), prompt=text))
     with Proxy(s3.address, [fault]) as proxy:
         found = rows(s3.uri("in", proxy.address), "prompt")
     assert found == list(enumerate(text))
     assert fault.happened == fault.times
-    told(f"{fault.happened} requests failed ({fault.request}), 80 rows of 80 read")
+    note(f"{fault.happened} requests failed ({fault.request}), 80 rows of 80 read")
 
 
 def test_a_storage_that_fails_for_good_is_named_with_object_and_endpoint(s3: S3) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from s3_loopback import S3, Fault, Proxy
 
 from batchgen.data import failpoints
 from batchgen.data.input.source import discover
@@ -32,7 +31,8 @@ from batchgen.data.stores.store import place_of
 from batchgen.errors import BatchgenError, UsageError
 from batchgen.s3_uri import S3Uri
 from tests.data.crash import INT, Crash, begin, failed, ok, run, write
-from tests.told import Told
+from tests.support.notes import Note
+from tests.support.s3_loopback import S3, Fault, Proxy
 
 ROWS = (ok(5), failed(1), ok(3), failed(0), ok(2), ok(4))
 EVERYTHING = {(n, 0) for n in range(6)}
@@ -289,7 +289,7 @@ def test_damage_is_told_from_a_storage_that_fails(s3: S3) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1000, 12 << 20])
-def test_an_upload_that_is_cut_again_and_again_arrives_whole(s3: S3, size: int, told: Told) -> None:
+def test_an_upload_that_is_cut_again_and_again_arrives_whole(s3: S3, size: int, note: Note) -> None:
     content = random.Random(size).randbytes(size)
     points = random.Random(1).sample(range(max(1, size // 3)), k=min(4, max(1, size)))
     cuts = [Fault("PUT .*/big", after_bytes=point + 1) for point in points]
@@ -301,7 +301,7 @@ def test_an_upload_that_is_cut_again_and_again_arrives_whole(s3: S3, size: int, 
         happened = sum(fault.happened for fault in proxy.faults)
     assert s3.get("out/big") == content
     assert happened >= 1 + len(points)
-    told(f"{size:,} bytes arrived over a line that failed {happened} times")
+    note(f"{size:,} bytes arrived over a line that failed {happened} times")
 
 
 def test_an_upload_that_never_comes_through_leaves_what_was_there(

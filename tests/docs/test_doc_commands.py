@@ -27,7 +27,7 @@ from batchgen.cli import app
 from batchgen.job import front
 from batchgen.prompts.tokenizer import load_tokenizer
 from tests.docs.fences import Fence, fences
-from tests.realdata import ROOT
+from tests.support.realdata import ROOT
 
 ROWS = 24
 # Set-up, and measurements that take minutes: what a command begins with, and why it is left out.
@@ -40,7 +40,7 @@ LEFT_OUT = {
     "python scripts/bench_plan.py": "a million rows; tests/scripts/test_bench_plan.py runs fewer",
     "python scripts/bench_scheduler.py": "measures; tests/scripts/test_bench_scheduler.py runs it",
     "python scripts/profile_step.py": "measures; tests/scripts/test_bench_profile.py runs it",
-    "python scripts/torture.py": "kills processes for a minute; tests/job/test_job_kills.py does",
+    "python -m tests.stress.torture": "kills for a minute, as tests/job/test_job_faults.py does",
 }
 # Pages whose commands other tests run, in surroundings of their own.
 ELSEWHERE = {"operations.md", "stores.md", "gpu.md", "device.md", "kernels.md"}

@@ -12,7 +12,7 @@ from batchgen.data.output.schema import output_schema
 from batchgen.errors import ExitCode, RowErrorType
 from batchgen.keys import declared_keys
 from tests.docs.test_doc_commands import ELSEWHERE
-from tests.realdata import ROOT
+from tests.support.realdata import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 
 from batchgen.prompts.render import Renderer
 from batchgen.prompts.source import PromptSpec
-from tests.realdata import ROOT
+from tests.support.realdata import ROOT
 
 PAGE = (ROOT / "docs" / "prompts.md").read_text("utf-8")
 SHOTS = [{"text": "nothing but hassle.", "answer": "negative"}]

@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from torture_job import make_input, make_model
 
 from batchgen.data.failpoints import VARIABLE
 from batchgen.data.output.writer import PartLimits, PartWriter
@@ -28,7 +27,8 @@ from batchgen.keys import declared_keys
 from batchgen.report.json_log import EVENTS
 from batchgen.report.metrics import MOST_LINES
 from batchgen.report.prometheus import METRICS
-from tests.realdata import ROOT
+from tests.support.killed_job import make_input, make_model
+from tests.support.realdata import ROOT
 
 PAGE = (ROOT / "docs" / "operations.md").read_text("utf-8")
 EXAMPLES = ROOT / "docs" / "operations"

@@ -11,8 +11,8 @@ from batchgen.engine.preemption import PreemptionCosts, PreemptionPolicy
 from batchgen.engine.request import Request
 from batchgen.engine.step import StepOutput
 from batchgen.sampling import SamplingParams
-from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
-from tests.fake_model import generate
+from tests.support.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
+from tests.support.fake_model import generate
 
 
 def _most_rows_at_once(prompts: list[list[int]], num_blocks: int) -> int:

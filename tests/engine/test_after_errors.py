@@ -11,10 +11,10 @@ import pytest
 from batchgen.engine.core import EngineCore
 from batchgen.errors import EngineError
 from batchgen.sampling import SamplingParams
-from tests.drive import make_requests, make_scheduler, run_all
-from tests.engine_model import random_prompt
-from tests.fake_model import FakeExecutor, generate
-from tests.invariants import check_invariants
+from tests.support.drive import make_requests, make_scheduler, run_all
+from tests.support.engine_model import random_prompt
+from tests.support.fake_model import FakeExecutor, generate
+from tests.support.invariants import check_invariants
 
 
 class _InterruptAtLine:

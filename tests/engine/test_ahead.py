@@ -15,11 +15,11 @@ from batchgen.engine.request import FinishReason, Request
 from batchgen.engine.step import NO_LEGAL_TOKEN, SampleBatch
 from batchgen.engine.stopping import RequestFinisher
 from batchgen.sampling import SamplingParams
-from tests.drive import make_requests, make_scheduler, run_all
-from tests.engine_model import EOS, _says, expected_output, random_prompt
-from tests.fake_model import FakeExecutor
-from tests.invariants import check_invariants
-from tests.toy_constraint import ToyConstraint
+from tests.support.drive import make_requests, make_scheduler, run_all
+from tests.support.engine_model import EOS, _says, expected_output, random_prompt
+from tests.support.fake_model import FakeExecutor
+from tests.support.invariants import check_invariants
+from tests.support.toy_constraint import ToyConstraint
 
 
 def _run(

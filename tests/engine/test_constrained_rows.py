@@ -14,10 +14,10 @@ from batchgen.engine.request import FinishReason, Request
 from batchgen.engine.step import NO_LEGAL_TOKEN, StepOutput
 from batchgen.errors import RowErrorType
 from batchgen.sampling import SamplingParams
-from tests.drive import make_requests, make_scheduler, run_all
-from tests.fake_model import FakeExecutor, next_token
-from tests.invariants import check_invariants
-from tests.toy_constraint import ToyConstraint
+from tests.support.drive import make_requests, make_scheduler, run_all
+from tests.support.fake_model import FakeExecutor, next_token
+from tests.support.invariants import check_invariants
+from tests.support.toy_constraint import ToyConstraint
 
 EOS = 7
 

@@ -8,7 +8,7 @@ import pytest
 from batchgen.engine.step import StepOutput
 from batchgen.prompts.future import PlannedFuture
 from batchgen.sampling import SamplingParams
-from tests.drive import make_requests, make_scheduler
+from tests.support.drive import make_requests, make_scheduler
 
 Prompts = list[list[int]]
 _OUTPUT = 8

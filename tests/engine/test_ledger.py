@@ -13,15 +13,15 @@ from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import ModelSource, load_model
 from batchgen.sampling import SamplingParams
-from tests.drive import (
+from tests.support.drive import (
     make_attention,
     make_engine_over_fake,
     make_requests,
     make_scheduler,
     run_all,
 )
-from tests.fake_model import FakeExecutor
-from tests.tiny_models import save
+from tests.support.fake_model import FakeExecutor
+from tests.support.tiny_models import save
 
 _PROMPTS = [[*range(3, 13), 20 + i, 30 + i] for i in range(4)]
 

@@ -14,10 +14,10 @@ from batchgen.engine.preemption import PreemptionPolicy
 from batchgen.engine.request import Request
 from batchgen.engine.step import IntArray, LogprobRows
 from batchgen.sampling import SamplingParams
-from tests.drive import make_requests, make_scheduler, run_all
-from tests.fake_model import FakeExecutor, generate
-from tests.invariants import check_invariants
-from tests.toy_constraint import ToyConstraint
+from tests.support.drive import make_requests, make_scheduler, run_all
+from tests.support.fake_model import FakeExecutor, generate
+from tests.support.invariants import check_invariants
+from tests.support.toy_constraint import ToyConstraint
 
 
 def _mark(history: Any) -> int:

@@ -17,7 +17,7 @@ from batchgen.engine.admission import AdmissionPolicy
 from batchgen.engine.block_pool import Future
 from batchgen.prompts.future import PlannedFuture
 from batchgen.sampling import SamplingParams
-from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
+from tests.support.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
 
 # A block, named by the tokens from the prompt's start to its end.
 Block = tuple[int, ...]

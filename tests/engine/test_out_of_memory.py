@@ -13,10 +13,10 @@ from batchgen.engine.micro_batches import join_outputs, split_plan
 from batchgen.engine.step import LoggedTokens, LogprobRows, StepOutput, StepPlan
 from batchgen.errors import EngineError
 from batchgen.sampling import SamplingParams
-from tests.drive import make_requests, make_scheduler, run_all
-from tests.engine_model import random_prompt
-from tests.fake_model import FakeExecutor, generate
-from tests.sample_batch import OneSample, sample_batch
+from tests.support.drive import make_requests, make_scheduler, run_all
+from tests.support.engine_model import random_prompt
+from tests.support.fake_model import FakeExecutor, generate
+from tests.support.sample_batch import OneSample, sample_batch
 
 _NONE = np.zeros((0, 2), dtype=np.int64)
 

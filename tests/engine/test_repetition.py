@@ -7,8 +7,8 @@ from batchgen.engine.core import EngineCore
 from batchgen.engine.repetition import RepetitionWatch
 from batchgen.engine.request import FinishReason
 from batchgen.sampling import SamplingParams
-from tests.drive import make_requests, make_scheduler, run_all
-from tests.fake_model import FakeExecutor
+from tests.support.drive import make_requests, make_scheduler, run_all
+from tests.support.fake_model import FakeExecutor
 
 
 def _repeats(tokens: list[int], count: int) -> bool:

@@ -14,8 +14,8 @@ from batchgen.engine.request import FinishReason, Request
 from batchgen.engine.scheduler import Scheduler
 from batchgen.errors import RowErrorType
 from batchgen.sampling import SamplingParams
-from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
-from tests.fake_model import FakeExecutor, generate
+from tests.support.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
+from tests.support.fake_model import FakeExecutor, generate
 
 
 def _run(

@@ -10,9 +10,9 @@ from batchgen.engine.core import EngineCore
 from batchgen.engine.request import FinishReason, Request
 from batchgen.errors import RowErrorType
 from batchgen.sampling import SamplingParams
-from tests.drive import make_requests, make_scheduler, run_all
-from tests.fake_model import FakeExecutor, generate, next_token
-from tests.invariants import check_invariants
+from tests.support.drive import make_requests, make_scheduler, run_all
+from tests.support.fake_model import FakeExecutor, generate, next_token
+from tests.support.invariants import check_invariants
 
 WANTED = np.array([3, 700, 4])
 

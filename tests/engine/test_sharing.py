@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from batchgen.engine.request import Request
 from batchgen.sampling import SamplingParams
-from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
-from tests.fake_model import generate
+from tests.support.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
+from tests.support.fake_model import generate
 
 
 def _floor(prompts: list[list[int]]) -> int:

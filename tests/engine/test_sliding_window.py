@@ -4,8 +4,8 @@ import pytest
 
 from batchgen.engine.preemption import PreemptionPolicy
 from batchgen.sampling import SamplingParams
-from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
-from tests.fake_model import generate
+from tests.support.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
+from tests.support.fake_model import generate
 
 _WINDOW, _BUDGET, _SIZE = 32, 24, 4
 # What a row sees and computes in a step, beginning anywhere in a block.

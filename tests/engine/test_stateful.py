@@ -1,6 +1,6 @@
 """Pool, index, scheduler and swap at random over tiny pools, against brute force.
 
-What must hold after each step is in :mod:`tests.engine_model`. Here hypothesis drives it,
+What must hold after each step is in :mod:`tests.support.engine_model`. Here hypothesis drives it,
 and faults are planted to show that it would see them.
 """
 
@@ -30,9 +30,9 @@ from batchgen.engine.prefix_index import PrefixIndex
 from batchgen.engine.request import Request
 from batchgen.errors import EngineError, RowError, RowErrorType
 from batchgen.sampling import SamplingParams
-from tests.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
-from tests.engine_model import STEMS, TOKENS, EngineModel, Setup, drive, fitting_window
-from tests.invariants import check_invariants
+from tests.support.drive import make_engine_over_fake, make_requests, make_scheduler, run_all
+from tests.support.engine_model import STEMS, TOKENS, EngineModel, Setup, drive, fitting_window
+from tests.support.invariants import check_invariants
 
 _STEPS = 20_000
 # What 12,000 steps of the seeded driver must meet, or they prove less than they say.

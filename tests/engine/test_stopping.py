@@ -5,8 +5,8 @@ import pytest
 from batchgen.engine.core import EngineCore
 from batchgen.engine.request import FinishReason, Request
 from batchgen.sampling import SamplingParams
-from tests.drive import make_requests, make_scheduler, run_all
-from tests.fake_model import FakeExecutor
+from tests.support.drive import make_requests, make_scheduler, run_all
+from tests.support.fake_model import FakeExecutor
 
 EOS, END = 7, 9
 

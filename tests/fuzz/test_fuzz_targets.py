@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz import TARGETS, Hunt, Target
-from fuzzing.resume import copy_over
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.stress.fuzzing.resume import copy_over
+
+from tests.stress.fuzz import TARGETS, Hunt, Target
 
 EXAMPLES = {"reader": 150, "template": 300, "overrides": 20, "resume": 20}
 
@@ -28,7 +29,7 @@ def test_no_input_breaks_what_must_hold(name: str, tmp_path: Path) -> None:
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            # scripts/fuzz.py makes what it finds small; here that would take minutes.
+            # tests/stress/fuzz.py makes what it finds small; here that would take minutes.
             phases=[Phase.generate],
         )
         @given(target.inputs(tmp_path))

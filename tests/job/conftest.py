@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from nursery import Nursery
-from torture_job import make_model
 from transformers import AutoModelForCausalLM
 
-from tests import tiny_models, tiny_tokenizers
 from tests.job.harness import Job
+from tests.support import tiny_models, tiny_tokenizers
+from tests.support.command_server import CommandServer
+from tests.support.killed_job import make_model
 
 
 @pytest.fixture(scope="session")
@@ -58,10 +58,10 @@ def torture_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def nursery(torture_model: Path) -> Iterator[Nursery]:
+def command_server(torture_model: Path) -> Iterator[CommandServer]:
     """Starts runs with that model to be killed by the hundred."""
-    with Nursery(torture_model, "s3_times:quick") as nursery:
-        yield nursery
+    with CommandServer(torture_model, "tests.support.s3_times:quick") as command_server:
+        yield command_server
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,8 +14,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torture_job import composed, run_composed
 from tqdm import tqdm
+
+from tests.support.killed_job import composed, run_composed
 
 DEADLINE_S = 60
 

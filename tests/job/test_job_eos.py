@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from batchgen import Engine
-from tests import tiny_models
 from tests.job.harness import Job
+from tests.support import tiny_models
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests import tiny_models
 from tests.job.harness import Job
+from tests.support import tiny_models
 
 HEAD = [7] * 20
 # With blocks of 16 tokens: two rows of 2 blocks, one of 3 and one of 7.

@@ -11,11 +11,11 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 import pytest
-from nursery import Nursery, Run
-from torture import FAILPOINT, Torture, report
-from torture_job import Results, TortureJob
 
-from tests.told import Told
+from tests.stress.torture import FAILPOINT, Torture, report
+from tests.support.command_server import CommandServer, Run
+from tests.support.killed_job import KilledJob, Results
+from tests.support.notes import Note
 
 FAULTS = ("kill", "term", "enospc", "eio")
 KILLED, INTERRUPTED = -9, 75
@@ -52,15 +52,15 @@ class Cell:
 class Stage:
     """Plays cells in a folder of its own."""
 
-    def __init__(self, folder: Path, model: Path, nursery: Nursery) -> None:
+    def __init__(self, folder: Path, model: Path, command_server: CommandServer) -> None:
         folder.mkdir(parents=True)
-        self.job = TortureJob(folder, model)
-        self._nursery = nursery
+        self.job = KilledJob(folder, model)
+        self._command_server = command_server
 
     def run(self, scene: Scene, failpoint: str | None = None) -> Run:
         environment = {} if failpoint is None else {FAILPOINT: failpoint}
         more = dict(argument.split("=", 1) for argument in scene.arguments)
-        return self._nursery.start(self.job.given | more, self.job.log, environment)
+        return self._command_server.start(self.job.given | more, self.job.log, environment)
 
     def set(self, scene: Scene) -> None:
         shutil.rmtree(self.job.out, ignore_errors=True)
@@ -99,14 +99,14 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stages(torture_model: Path, nursery: Nursery) -> Iterator[Sequence[Stage]]:
+def stages(torture_model: Path, command_server: CommandServer) -> Iterator[Sequence[Stage]]:
     # In memory where that is to be had: a process that dies takes nothing of it along.
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK) else None
     with TemporaryDirectory(dir=place) as folder:
         # A worker of several has a core of its own.
         count = len(os.sched_getaffinity(0))
-        yield [Stage(Path(folder) / str(n), torture_model, nursery) for n in range(count)]
+        yield [Stage(Path(folder) / str(n), torture_model, command_server) for n in range(count)]
 
 
 def cells(stage: Stage, scene: Scene) -> list[Cell]:
@@ -121,7 +121,7 @@ def cells(stage: Stage, scene: Scene) -> list[Cell]:
 
 
 def test_h07_every_step_that_fails_in_every_way_loses_and_doubles_nothing(
-    stages: Sequence[Stage], tmp_path: Path, told: Told
+    stages: Sequence[Stage], tmp_path: Path, note: Note
 ) -> None:
     first = Scene("run")
     stages[0].set(first)
@@ -142,7 +142,7 @@ def test_h07_every_step_that_fails_in_every_way_loses_and_doubles_nothing(
     lots = [(stage, todo[n :: len(stages)]) for n, stage in enumerate(stages)]
     with ThreadPoolExecutor(len(stages)) as pool:
         outcome = {cell: wrong for lot in pool.map(play, lots) for cell, wrong in lot}
-    told(table({cell: outcome[cell] for cell in todo}))
+    note(table({cell: outcome[cell] for cell in todo}))
     failures = [f"{cell}: {wrong}" for cell, wrong in outcome.items() if wrong]
     assert not failures, "\n\n".join(failures)
 
@@ -163,9 +163,9 @@ def table(outcome: Mapping[Cell, str]) -> str:
 
 
 def test_fifty_kills_at_random_moments_lose_and_double_nothing(
-    tmp_path: Path, torture_model: Path, nursery: Nursery, told: Told
+    tmp_path: Path, torture_model: Path, command_server: CommandServer, note: Note
 ) -> None:
-    torture = Torture(TortureJob(tmp_path, torture_model), nursery, Random(20))
+    torture = Torture(KilledJob(tmp_path, torture_model), command_server, Random(20))
     torture.run(50)
     assert sum(torture.kills.values()) == 50
-    told(report(torture))
+    note(report(torture))

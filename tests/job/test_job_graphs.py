@@ -5,8 +5,8 @@ import pytest
 from batchgen.job import load
 from batchgen.runtime import model as model_module
 from tests.job.harness import Job
-from tests.model_device import ModelDevice, Temper
-from tests.tensor_attention import TensorAttention
+from tests.support.model_device import ModelDevice, Temper
+from tests.support.tensor_attention import TensorAttention
 
 ROWS = [{"id": n, "prompt": f"A review of the movie number {n}: good acting."} for n in range(6)]
 

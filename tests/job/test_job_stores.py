@@ -6,22 +6,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nursery import Nursery, Run
-from s3_loopback import ENVIRONMENT, S3, Fault
-from torture import report
-from torture_job import Results
-from torture_s3 import StoredTorture, stage
 
-from tests.told import Told
+from tests.stress.torture import report
+from tests.stress.torture_s3 import StoredTorture, stage
+from tests.support.command_server import CommandServer, Run
+from tests.support.killed_job import Results
+from tests.support.notes import Note
+from tests.support.s3_loopback import ENVIRONMENT, S3, Fault
 
 
 @pytest.fixture(scope="module")
 def stored(
-    tmp_path_factory: pytest.TempPathFactory, torture_model: Path, s3_server: S3, nursery: Nursery
+    tmp_path_factory: pytest.TempPathFactory,
+    torture_model: Path,
+    s3_server: S3,
+    command_server: CommandServer,
 ) -> Iterator[tuple[StoredTorture, Results]]:
     """A job in a bucket of its own, and what it gives on a disk and gave there once."""
     folder = tmp_path_factory.mktemp("job")
-    with stage(folder, torture_model, s3_server.beside("stored"), nursery, seed=5) as torture:
+    with stage(
+        folder, torture_model, s3_server.beside("stored"), command_server, seed=5
+    ) as torture:
         results, *_ = torture.undisturbed()
         yield torture, results
 
@@ -39,7 +44,7 @@ def expected(stored: tuple[StoredTorture, Results]) -> Results:
 
 def run(torture: StoredTorture, **more: str) -> Run:
     given = torture.job.given | {name.replace("__", "."): value for name, value in more.items()}
-    started = torture.nursery.start(given, torture.job.log, torture.job.environment)
+    started = torture.command_server.start(given, torture.job.log, torture.job.environment)
     assert started.wait() is not None
     return started
 
@@ -101,7 +106,7 @@ def test_h09_a_second_run_is_refused_while_the_first_uploads(
 
 
 def test_kills_lose_and_double_nothing(
-    torture: StoredTorture, expected: Results, told: Told
+    torture: StoredTorture, expected: Results, note: Note
 ) -> None:
     killed, torture.resumed = Counter[str](), 0
     torture.job.clear()
@@ -117,18 +122,18 @@ def test_kills_lose_and_double_nothing(
     finish(torture, expected)
     assert set(killed.values()) == {1}, killed
     assert torture.resumed >= 5
-    told(f"{len(killed)} kills: {', '.join(killed)}")
+    note(f"{len(killed)} kills: {', '.join(killed)}")
 
 
-def test_random_kills_lose_and_double_nothing(torture: StoredTorture, told: Told) -> None:
+def test_random_kills_lose_and_double_nothing(torture: StoredTorture, note: Note) -> None:
     torture.kills.clear()
     torture.resumed = torture.ended = 0
     torture.run(4)
-    told(report(torture))
+    note(report(torture))
 
 
 def test_a_line_that_is_cut_and_a_server_that_refuses_lose_nothing(
-    torture: StoredTorture, expected: Results, told: Told
+    torture: StoredTorture, expected: Results, note: Note
 ) -> None:
     faults = [
         *(Fault("PUT .*part-", after_bytes=number) for number in (1, 700, 3000, 10**6)),
@@ -141,7 +146,7 @@ def test_a_line_that_is_cut_and_a_server_that_refuses_lose_nothing(
     ]
     torture.run_over_bad_line(expected, faults)
     assert torture.failures == sum(fault.times for fault in faults)
-    told(f"{torture.failures} requests failed, nothing was lost")
+    note(f"{torture.failures} requests failed, nothing was lost")
 
 
 def test_a_storage_that_fails_for_good_ends_the_run_and_the_same_command_goes_on(

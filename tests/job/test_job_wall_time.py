@@ -11,8 +11,8 @@ from batchgen.job.stops.drain import Drain
 from batchgen.job.stops.wall_time import WallTime
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.sampling import SamplingParams
-from tests.drive import make_engine_over_fake, make_requests, make_scheduler
 from tests.job.harness import Job
+from tests.support.drive import make_engine_over_fake, make_requests, make_scheduler
 
 ROWS = [{"id": n, "prompt": f"The quick brown fox {n % 9} jumps {n}"} for n in range(40)]
 

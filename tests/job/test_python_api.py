@@ -20,6 +20,7 @@ from batchgen.sampling import Structure
 from tests import tiny_tokenizers
 from tests.invariants import check_invariants
 from tests.job.harness import Job
+from tests.support.invariants import check_invariants
 
 TEXTS = [
     "The quick brown fox",

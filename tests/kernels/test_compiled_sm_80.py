@@ -2,8 +2,8 @@
 
 from kernel_resources import table
 
-from tests.compiled_kernels import assert_fits, compiled, compiled_layer
-from tests.told import Told
+from tests.support.compiled_kernels import assert_fits, compiled, compiled_layer
+from tests.support.notes import Note
 
 # A family for each thing that changes a kernel: float32, groups of 7, heads of 256.
 OTHERS = [
@@ -14,15 +14,15 @@ OTHERS = [
 ]
 
 
-def test_every_variant_of_a_layer_fits(told: Told) -> None:
+def test_every_variant_of_a_layer_fits(note: Note) -> None:
     rows = compiled_layer(80, "llama-8b")
     assert len(rows) == 22
-    told(table(rows))
+    note(table(rows))
     assert_fits(rows)
 
 
-def test_main_variants_of_other_families_fit(told: Told) -> None:
+def test_main_variants_of_other_families_fit(note: Note) -> None:
     rows = compiled(80, OTHERS)
     assert len(rows) == len(OTHERS)
-    told(table(rows))
+    note(table(rows))
     assert_fits(rows)

@@ -2,8 +2,8 @@
 
 from kernel_resources import table
 
-from tests.compiled_kernels import assert_fits, compiled, compiled_layer
-from tests.told import Told
+from tests.support.compiled_kernels import assert_fits, compiled, compiled_layer
+from tests.support.notes import Note
 
 # Heads of 256 with a soft cap, heads of 96 in tiles of 128, a pool in fp8.
 OTHERS = [
@@ -15,15 +15,15 @@ OTHERS = [
 ]
 
 
-def test_every_variant_of_a_layer_fits(told: Told) -> None:
+def test_every_variant_of_a_layer_fits(note: Note) -> None:
     rows = compiled_layer(90, "llama-8b")
     assert len(rows) == 22
-    told(table(rows))
+    note(table(rows))
     assert_fits(rows)
 
 
-def test_main_variants_of_other_families_fit(told: Told) -> None:
+def test_main_variants_of_other_families_fit(note: Note) -> None:
     rows = compiled(90, OTHERS)
     assert len(rows) == len(OTHERS)
-    told(table(rows))
+    note(table(rows))
     assert_fits(rows)

@@ -14,7 +14,7 @@ from batchgen.kernels.native.paged_attention import (
     supports,
 )
 from batchgen.kernels.reference import AttentionOptions
-from tests.dense_attention import dense_attention
+from tests.support.dense_attention import dense_attention
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.kernels.reference import AttentionOptions, paged_attention, store_kv
-from tests.dense_attention import dense_attention
+from tests.support.dense_attention import dense_attention
 
 
 def _check(rng, heads, kv_heads, size, rows, options, head_size=8, value_size=8) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.tiny_tokenizers import make
+from tests.support.tiny_tokenizers import make
 
 
 @pytest.fixture(scope="session")

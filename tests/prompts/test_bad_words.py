@@ -11,7 +11,7 @@ from batchgen.engine.stopping import StopRules
 from batchgen.errors import RowErrorType
 from batchgen.prompts.bad_words import BadWords
 from batchgen.sampling import SamplingParams
-from tests.tiny_tokenizers import make
+from tests.support.tiny_tokenizers import make
 
 
 @pytest.mark.parametrize("kind", ["bytes", "metaspace"])

@@ -17,7 +17,7 @@ from batchgen.prompts.fields.ggr import fixed_order, group_orders
 from batchgen.prompts.fields.orders import FieldOrders, find_orders
 from batchgen.prompts.render import Renderer, Text
 from batchgen.prompts.source import PromptSpec
-from tests.tiny_tokenizers import make
+from tests.support.tiny_tokenizers import make
 
 templated = partial(Text, is_marked=True)
 

@@ -10,7 +10,7 @@ import pytest
 
 from batchgen.config import ModelConfig
 from batchgen.job.front import ModelFront
-from tests import tiny_tokenizers
+from tests.support import tiny_tokenizers
 
 _NORMAL, _CONTROL = 1, 3
 TEXTS = [

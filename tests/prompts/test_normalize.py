@@ -13,7 +13,7 @@ from batchgen.errors import UsageError
 from batchgen.prompts.normalize.rules import NormalizeSpec, TextRules
 from batchgen.prompts.render import Chat, Renderer, Text
 from batchgen.prompts.source import PromptSpec
-from tests.tiny_tokenizers import make
+from tests.support.tiny_tokenizers import make
 
 templated = partial(Text, is_marked=True)
 

@@ -14,7 +14,7 @@ from batchgen.prompts.heads import can_be_cut, head_length
 from batchgen.prompts.limits import Limits
 from batchgen.prompts.render import Chat, Renderer, Text
 from batchgen.prompts.source import PromptSpec
-from tests.tiny_tokenizers import make
+from tests.support.tiny_tokenizers import make
 
 LIMITS = Limits(max_model_len=10_000, vocab_size=100_000)
 BLANKS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -12,7 +12,7 @@ from batchgen.prompts.limits import Limits
 from batchgen.prompts.render import Chat, Renderer
 from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.template import RowTemplate
-from tests.tiny_tokenizers import make
+from tests.support.tiny_tokenizers import make
 
 ROW: dict[str, Any] = {
     "s": "text",

@@ -20,8 +20,8 @@ from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.special import SpecialTokens
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.sampling import SamplingParams
-from tests import tiny_tokenizers
 from tests.chat_templates import TEMPLATES
+from tests.support import tiny_tokenizers
 
 PRIVATE = ("\u27e61\u27e7", "\u27e62\u27e7", "\u27e63\u27e7")
 CONTENTS = [

@@ -13,7 +13,7 @@ from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.prompts.truncation import SIDES, Truncation, _cut_longest_run
 from batchgen.sampling import SamplingParams
-from tests.tiny_tokenizers import make
+from tests.support.tiny_tokenizers import make
 
 LONG = " ".join(f"word{i} story caf\u00e9 \U0001f600" for i in range(60))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from batchgen.report.json_log import JsonDisplay, JsonLines, json_on_stderr, stderr_lines
 from batchgen.report.progress import Progress
-from tests.snapshot import SNAPSHOT
+from tests.support.snapshot import SNAPSHOT
 
 
 def events(stream: io.StringIO) -> list[dict[str, Any]]:

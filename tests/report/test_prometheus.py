@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from batchgen.report.progress import Progress
 from batchgen.report.prometheus import METRICS, PrometheusFile
-from tests import snapshot
+from tests.support import snapshot
 
 SNAPSHOT = replace(snapshot.SNAPSHOT, eta_s=12.5)
 

@@ -13,9 +13,9 @@ from batchgen.runtime.kv_cache import window_of_all
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.sampling import SamplingParams
-from tests.drive import make_attention, make_engine, make_requests, make_scheduler
-from tests.logits_recorder import LogitsRecorder
-from tests.tiny_models import save
+from tests.support.drive import make_attention, make_engine, make_requests, make_scheduler
+from tests.support.logits_recorder import LogitsRecorder
+from tests.support.tiny_models import save
 
 NEW_TOKENS = 5
 # What must not matter: sizes of block, step and batch, the cache, sharing, and threads.

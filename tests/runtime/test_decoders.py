@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from batchgen.runtime.detokenize import Detokenizer, StopStringMatcher
-from tests import tiny_tokenizers
+from tests.support import tiny_tokenizers
 
 _SPACED = ("\u2581yes", "\u2581no", "yes", "\u2581", ",", "\u2581a", "b", "\ufffd")
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))

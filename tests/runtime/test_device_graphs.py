@@ -32,12 +32,12 @@ from batchgen.runtime.memory_profile import full_step
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.runtime.shared_prefixes import SharedPrefix, SharedRun, shared_runs
 from batchgen.sampling import SamplingParams
-from tests.drive import make_requests, make_scheduler, run_all
-from tests.model_device import ModelDevice, Temper
-from tests.recorded_graphs import RecordedGraphPool
-from tests.sample_batch import OneSample, sample_batch
-from tests.tensor_attention import TensorAttention
-from tests.tiny_models import save
+from tests.support.drive import make_requests, make_scheduler, run_all
+from tests.support.model_device import ModelDevice, Temper
+from tests.support.recorded_graphs import RecordedGraphPool
+from tests.support.sample_batch import OneSample, sample_batch
+from tests.support.tensor_attention import TensorAttention
+from tests.support.tiny_models import save
 
 MOST_ROWS, MOST_KEYS, BLOCK_SIZE = 7, 64, 4
 NONE = np.zeros((0, 2), dtype=np.int64)

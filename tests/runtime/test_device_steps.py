@@ -27,9 +27,9 @@ from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.sampling import SamplingParams
-from tests.drive import make_attention, make_requests, make_scheduler, run_all
-from tests.model_device import ModelDevice, ModelEvent, Temper
-from tests.tiny_models import save
+from tests.support.drive import make_attention, make_requests, make_scheduler, run_all
+from tests.support.model_device import ModelDevice, ModelEvent, Temper
+from tests.support.tiny_models import save
 
 _TEMPERS = st.sampled_from(Temper)
 

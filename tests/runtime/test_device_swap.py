@@ -11,7 +11,7 @@ from batchgen.runtime.device.api import HostDevice
 from batchgen.runtime.device.swap import SwapLink, staging_bytes
 from batchgen.runtime.device.transfers import Uploads
 from batchgen.runtime.kv_cache import KVCache, LayerGeometry
-from tests.model_device import ModelDevice, ModelEvent, ModelStream, Temper
+from tests.support.model_device import ModelDevice, ModelEvent, ModelStream, Temper
 
 _LAYERS = [LayerGeometry(2, 4, 4), LayerGeometry(1, 8, 4)]
 _BLOCKS, _CPU_BLOCKS, _SIZE = 12, 10, 3

@@ -13,9 +13,9 @@ from batchgen.runtime.backends import AttentionName
 from batchgen.runtime.kv_cache import window_of_all
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.sampling import SamplingParams
-from tests.drive import make_attention, make_engine, make_requests, make_scheduler
-from tests.logits_recorder import LogitsRecorder
-from tests.tiny_models import FAMILIES, REFUSED, build, save
+from tests.support.drive import make_attention, make_engine, make_requests, make_scheduler
+from tests.support.logits_recorder import LogitsRecorder
+from tests.support.tiny_models import FAMILIES, REFUSED, build, save
 
 BLOCK = 4
 BACKENDS = (AttentionName.NATIVE, AttentionName.TORCH)

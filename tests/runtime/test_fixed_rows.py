@@ -9,8 +9,8 @@ from batchgen.errors import UsageError
 from batchgen.runtime.backends import AttentionName
 from batchgen.runtime.cpu.fixed_rows import fix_row_counts
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
-from tests.drive import make_attention
-from tests.tiny_models import FAMILIES, build, save
+from tests.support.drive import make_attention
+from tests.support.tiny_models import FAMILIES, build, save
 
 
 def _load(family: str, directory: Path) -> LoadedModel:

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from batchgen.kernels.native.elementwise import rms_norm, rotate_, silu_mul
 from batchgen.runtime.cpu.fused import can_fuse, fuse_elementwise
-from tests.tiny_models import FAMILIES, build, save
+from tests.support.tiny_models import FAMILIES, build, save
 
 
 @pytest.mark.parametrize("size", [8, 12, 48, 576])

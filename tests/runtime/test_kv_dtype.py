@@ -18,9 +18,9 @@ from batchgen.runtime.kv_dtype import (
 )
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.sampling import SamplingParams
-from tests.drive import make_attention, make_engine, make_requests, make_scheduler
-from tests.logits_recorder import LogitsRecorder
-from tests.tiny_models import save
+from tests.support.drive import make_attention, make_engine, make_requests, make_scheduler
+from tests.support.logits_recorder import LogitsRecorder
+from tests.support.tiny_models import save
 
 
 def _load(directory: Path) -> LoadedModel:

@@ -14,7 +14,7 @@ from batchgen.kernels.cascade import cascade_attention
 from batchgen.kernels.reference import AttentionOptions, paged_attention
 from batchgen.runtime import shared_prefixes as layout_module
 from batchgen.runtime.shared_prefixes import SharedPrefix, cascade_layout
-from tests.sample_batch import sample_batch
+from tests.support.sample_batch import sample_batch
 
 _NONE = np.zeros((0, 2), dtype=np.int64)
 

@@ -20,7 +20,7 @@ from batchgen.runtime.model import (
     load_model,
 )
 from batchgen.runtime.model_kinds import resolve_max_model_len
-from tests.tiny_models import build, save
+from tests.support.tiny_models import build, save
 
 
 def _load(folder: Path, max_model_len: int | None = None, dtype: str = "float32") -> LoadedModel:

@@ -10,8 +10,8 @@ from batchgen.engine.step import LoggedTokens
 from batchgen.runtime.logprobs import logprob_rows
 from batchgen.runtime.sampler import sample
 from batchgen.sampling import SamplingParams
-from tests.sample_batch import OneSample, sample_batch
-from tests.toy_constraint import ToyConstraint
+from tests.support.sample_batch import OneSample, sample_batch
+from tests.support.toy_constraint import ToyConstraint
 
 
 def _by_hand(logits: np.ndarray, token: int, k: int) -> tuple[list[int], list[float], int]:

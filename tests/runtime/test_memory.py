@@ -14,7 +14,7 @@ from batchgen.runtime.memory import (
     gpu_pool_bytes,
     others_bytes,
 )
-from tests.fake_card import FakeDeviceMemory
+from tests.support.fake_card import FakeDeviceMemory
 
 
 def _layers(count: int, heads: int, size: int) -> list[LayerGeometry]:

@@ -23,7 +23,7 @@ from batchgen.runtime.model import (
     resolve_device,
 )
 from batchgen.runtime.model_kinds import resolve_max_model_len
-from tests.tiny_models import save
+from tests.support.tiny_models import save
 
 
 def _load(directory: Path, max_model_len: int | None = None) -> LoadedModel:

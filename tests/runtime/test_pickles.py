@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from batchgen.errors import UsageError
 from batchgen.runtime.model import ModelSource, load_config, load_model
-from tests.tiny_models import save
+from tests.support.tiny_models import save
 
 
 class Bomb:

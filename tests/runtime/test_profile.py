@@ -20,11 +20,11 @@ from batchgen.runtime.memory import GIB
 from batchgen.runtime.memory_profile import activation_bytes, full_step, graph_bytes
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.runtime.shared_prefixes import SharedPrefix, shared_runs
-from tests.drive import make_attention
-from tests.fake_card import FakeDeviceMemory
-from tests.model_device import ModelDevice, Temper
-from tests.tensor_attention import TensorAttention
-from tests.tiny_models import save
+from tests.support.drive import make_attention
+from tests.support.fake_card import FakeDeviceMemory
+from tests.support.model_device import ModelDevice, Temper
+from tests.support.tensor_attention import TensorAttention
+from tests.support.tiny_models import save
 
 
 def test_the_largest_step_fills_the_budget_and_samples_every_row(tmp_path: Path) -> None:

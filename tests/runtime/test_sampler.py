@@ -14,8 +14,8 @@ from batchgen.engine.request import noise_key
 from batchgen.engine.step import NO_LEGAL_TOKEN, NO_TOKEN, ScoredSample
 from batchgen.runtime.sampler import _filtered_probabilities, prepare, sample
 from batchgen.sampling import SamplingParams
-from tests.sample_batch import OneSample, sample_batch
-from tests.toy_constraint import ToyConstraint
+from tests.support.sample_batch import OneSample, sample_batch
+from tests.support.toy_constraint import ToyConstraint
 
 
 def _entry(

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.tiny_models import save
+from tests.support.tiny_models import save
 
 # Tokens of each prompt; those above 20 begin with the same 20.
 LENGTHS = [30, 21, 22, 25, 30, 9] * 4

@@ -11,7 +11,7 @@ import pytest
 from bench_workloads import Row, Size, Texts, open_texts, workload_rows, write_workload
 
 from batchgen.errors import UsageError
-from tests.tiny_tokenizers import make
+from tests.support.tiny_tokenizers import make
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from memory_runs import VARIANTS, Figures, Limits, compare, run_variant
 
 from batchgen.errors import UsageError
 from batchgen.runtime.model import ModelSource, load_model
-from tests.tiny_models import save
+from tests.support.tiny_models import save
 
 STEP_S, TOKEN_S = 0.5, 0.001
 

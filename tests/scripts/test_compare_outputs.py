@@ -20,8 +20,8 @@ from batchgen.job.load import load_job_model
 from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.sampler import sample
 from batchgen.sampling import SamplingParams
-from tests.sample_batch import OneSample, sample_batch
-from tests.tiny_models import save
+from tests.support.sample_batch import OneSample, sample_batch
+from tests.support.tiny_models import save
 
 BLOCK = 4
 OWN_PARAMS = [

@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 from draw_step import Snapshot, Table, Trace, TreeLine, choose, draw, run_trace
-from torture_job import make_model
+
+from tests.support.killed_job import make_model
 
 
 @pytest.fixture(scope="module")

@@ -36,9 +36,9 @@ from torch.autograd import DeviceType
 from batchgen.engine.core import EngineCore, FinishedOutput
 from batchgen.engine.step import StepOutput
 from batchgen.kernels.reference import AttentionOptions, paged_attention
-from tests.dense_attention import dense_attention
-from tests.model_device import ModelDevice, Temper
-from tests.tensor_attention import TensorAttention
+from tests.support.dense_attention import dense_attention
+from tests.support.model_device import ModelDevice, Temper
+from tests.support.tensor_attention import TensorAttention
 
 CPU = torch.device("cpu")
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"

@@ -4,7 +4,8 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
-from long_run import Sample, Watch, check_output, describe, draw, moments, run
+
+from tests.stress.long_run import Sample, Watch, check_output, describe, draw, moments, run
 
 
 def sample(rows: int, anonymous: int, handles: int, phase: str = "generate") -> Sample:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.realdata import LONGEST_TOKENS, real_prompt_ids
+from tests.support.realdata import LONGEST_TOKENS, real_prompt_ids
 
 ITEMS = st.lists(
     st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=8), max_size=3),

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from batchgen.data.output.schema import RowResult, output_schema, to_table
-from tests.forked import run_batchgen
-from tests.tiny_models import FAMILIES, build
+from tests.support.forked import run_batchgen
+from tests.support.tiny_models import FAMILIES, build
 
 OUTPUT = 4
 

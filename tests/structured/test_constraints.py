@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jsonschema import validate
 
 from batchgen.sampling import SamplingParams, Structure
-from tests import tiny_tokenizers
 from tests.structured.walks import after, allowed, grammars_of, outputs, random_output
+from tests.support import tiny_tokenizers
 
 KINDS = ("bytes", "metaspace", "nfc")
 TOKENIZERS = {kind: tiny_tokenizers.make(kind) for kind in KINDS}

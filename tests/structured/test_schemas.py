@@ -9,8 +9,8 @@ from jsonschema import Draft202012Validator
 
 from batchgen.errors import RowErrorType
 from batchgen.sampling import SamplingParams, Structure
-from tests import tiny_tokenizers
 from tests.structured.walks import grammars_of, random_output
+from tests.support import tiny_tokenizers
 
 TOKENIZER = tiny_tokenizers.make()
 GRAMMARS = grammars_of(TOKENIZER)

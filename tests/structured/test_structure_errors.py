@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from batchgen.errors import RowErrorType
 from batchgen.sampling import SamplingParams, Structure
 from batchgen.structured.grammars import Grammars
-from tests import tiny_tokenizers
 from tests.structured.walks import grammars_of
+from tests.support import tiny_tokenizers
 
 INVALID = RowErrorType.INVALID_SAMPLING_PARAMS
 EMPTY = RowErrorType.UNSATISFIABLE_CONSTRAINT

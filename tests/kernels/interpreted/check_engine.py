@@ -18,10 +18,10 @@ from batchgen.runtime.kv_dtype import FP8, measure_format
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.sampling import SamplingParams
-from tests.drive import make_attention, make_engine, make_requests, make_scheduler, run_all
-from tests.fast_interpreter import convert_to_fp8_by_torch
-from tests.logits_recorder import LogitsRecorder
-from tests.tiny_models import save
+from tests.support.drive import make_attention, make_engine, make_requests, make_scheduler, run_all
+from tests.support.fast_interpreter import convert_to_fp8_by_torch
+from tests.support.logits_recorder import LogitsRecorder
+from tests.support.tiny_models import save
 
 
 class _Counting:

@@ -18,11 +18,11 @@ from batchgen.runtime.backends import AttentionName
 from batchgen.runtime.model import LoadedModel, ModelSource, load_model
 from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.sampling import SamplingParams
-from tests.drive import make_attention, make_engine, make_requests, make_scheduler
-from tests.fast_interpreter import product_row_by_row
-from tests.logits_recorder import LogitsRecorder
-from tests.paged_batch import draw_batch, in_fp8
-from tests.tiny_models import save
+from tests.support.drive import make_attention, make_engine, make_requests, make_scheduler
+from tests.support.fast_interpreter import product_row_by_row
+from tests.support.logits_recorder import LogitsRecorder
+from tests.support.paged_batch import draw_batch, in_fp8
+from tests.support.tiny_models import save
 
 TILE = AttentionTile(16, 16, 4, 1)
 SHARED = 32

@@ -19,9 +19,9 @@ from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.runtime.torch_attention import TorchAttention
 from batchgen.runtime.triton_attention import TritonAttention
 from batchgen.sampling import SamplingParams
-from tests.drive import make_requests, make_scheduler, run_all
-from tests.model_device import ModelDevice, Temper
-from tests.tiny_models import save
+from tests.support.drive import make_requests, make_scheduler, run_all
+from tests.support.model_device import ModelDevice, Temper
+from tests.support.tiny_models import save
 
 
 @pytest.fixture

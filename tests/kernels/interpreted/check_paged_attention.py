@@ -12,7 +12,7 @@ from batchgen.kernels.reference import AttentionOptions
 from batchgen.kernels.triton.batch import PagedRows
 from batchgen.kernels.triton.paged_attention import paged_attention
 from batchgen.kernels.triton.tiles import AttentionTile
-from tests.paged_batch import draw_batch, in_fp8, tiny_shape
+from tests.support.paged_batch import draw_batch, in_fp8, tiny_shape
 
 # A tile smaller than most rows, and the table's.
 TILES = [AttentionTile(16, 16, 4, 1), None]

@@ -15,7 +15,7 @@ from batchgen.kernels.reference import AttentionOptions
 from batchgen.kernels.triton.batch import PagedRows, Parts, SharedSegments
 from batchgen.kernels.triton.join import prepare_join
 from batchgen.kernels.triton.prefix_attention import cascade_attention
-from tests.paged_batch import draw_batch, in_fp8, tiny_shape
+from tests.support.paged_batch import draw_batch, in_fp8, tiny_shape
 
 # See check_paged_attention.py.
 EXAMPLES = int(os.environ.get("KERNEL_EXAMPLES", "10"))

@@ -16,8 +16,8 @@ from batchgen.runtime.attention_metadata import AttentionMetadata, InputShape, e
 from batchgen.runtime.kv_cache import LayerGeometry
 from batchgen.runtime.shared_prefixes import SharedPrefix
 from batchgen.runtime.triton_attention import TritonAttention
-from tests.paged_batch import draw_batch
-from tests.sample_batch import sample_batch
+from tests.support.paged_batch import draw_batch
+from tests.support.sample_batch import sample_batch
 
 NONE = np.zeros((0, 2), dtype=np.int64)
 LAYER = SimpleNamespace(layer_idx=0)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.fast_interpreter import patch_once
+from tests.support.fast_interpreter import patch_once
 
 patch_once()
 

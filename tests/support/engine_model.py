@@ -1,7 +1,7 @@
 """The engine driven at random over tiny pools, and all that must hold after each step.
 
 The model is brute force: it keeps for every slot the token prefix that its KV stands for
-(:class:`tests.fake_model.FakeExecutor`), and knows from the prompt alone what a request
+(:class:`tests.support.fake_model.FakeExecutor`), and knows from the prompt alone what a request
 must generate.
 """
 
@@ -21,9 +21,9 @@ from batchgen.engine.prefix_index import Node
 from batchgen.engine.request import FinishReason, Request, Status
 from batchgen.errors import RowError, RowErrorType
 from batchgen.sampling import SamplingParams
-from tests.drive import make_scheduler
-from tests.fake_model import FakeExecutor
-from tests.invariants import check_invariants
+from tests.support.drive import make_scheduler
+from tests.support.fake_model import FakeExecutor
+from tests.support.invariants import check_invariants
 
 # Few tokens, so that prompts share prefixes and outputs run into prompts of other rows.
 TOKENS = 3

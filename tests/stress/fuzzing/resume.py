@@ -11,11 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
-from nursery import Nursery, Run
-from torture import FAILPOINT
-from torture_job import Results, TortureJob, make_model
+from tests.stress.fuzzing.bytes import Edit, apply, edits
 
-from fuzzing.bytes import Edit, apply, edits
+from tests.stress.torture import FAILPOINT
+from tests.support.command_server import CommandServer, Run
+from tests.support.killed_job import KilledJob, Results, make_model
 
 # Where runs are killed whose outputs are then damaged; the last one is not killed.
 KILLS = (
@@ -85,10 +85,10 @@ class Scene:
             a part that only a reader that verifies checksums finds damaged.
     """
 
-    def __init__(self, folder: Path, model: Path, nursery: Nursery) -> None:
+    def __init__(self, folder: Path, model: Path, command_server: CommandServer) -> None:
         self.outcomes = {"completed": 0, "refused": 0, "damage left": 0}
-        self._job = TortureJob(folder, model)
-        self._nursery = nursery
+        self._job = KilledJob(folder, model)
+        self._command_server = command_server
         self._states = [self._state(folder / f"state{n}", kill) for n, kill in enumerate(KILLS)]
         self._expected = self._job.results()
 
@@ -140,7 +140,9 @@ class Scene:
 
     def _start(self, more: dict[str, str] | None = None, failpoint: str | None = None) -> Run:
         environment = {} if failpoint is None else {FAILPOINT: failpoint}
-        return self._nursery.start(self._job.given | (more or {}), self._job.log, environment)
+        return self._command_server.start(
+            self._job.given | (more or {}), self._job.log, environment
+        )
 
     def _inflict(self, harm: Harm) -> None:
         files = sorted(path for path in self._job.out.rglob("*") if path.is_file())
@@ -186,7 +188,7 @@ def _has_damage(parts: Sequence[Path]) -> bool:
 def opened(folder: Path) -> Iterator[Callable[[Input], None]]:
     """Give what checks an input; the job lies in a folder."""
     model = make_model(folder / "model")
-    with Nursery(model) as nursery:
-        scene = Scene(folder, model, nursery)
+    with CommandServer(model) as command_server:
+        scene = Scene(folder, model, command_server)
         yield scene.check
         print(", ".join(f"{count} {name}" for name, count in scene.outcomes.items()))

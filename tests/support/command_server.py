@@ -21,10 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+ROOT = Path(__file__).resolve().parents[2]
 _ENV = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-class Nursery:
+class CommandServer:
     """Starts runs; they end with it. Threads can share it.
 
     Args:
@@ -33,13 +34,14 @@ class Nursery:
     """
 
     def __init__(self, model: Path, prepare: str | None = None) -> None:
-        command = [sys.executable, str(Path(__file__).resolve()), str(model)]
+        command = [sys.executable, "-m", "tests.support.command_server", str(model)]
         command += [prepare] if prepare else []
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            cwd=ROOT,
             env=os.environ | _ENV,
         )
         self._lock = threading.Lock()
@@ -90,10 +92,10 @@ class Nursery:
 class Run:
     """A run of the command in a process of its own."""
 
-    def __init__(self, nursery: Nursery, pid: int, log: Path) -> None:
+    def __init__(self, command_server: CommandServer, pid: int, log: Path) -> None:
         self.pid = pid
         self._code: int | None = None
-        self._nursery = nursery
+        self._command_server = command_server
         self._log = log
 
     @property
@@ -110,7 +112,7 @@ class Run:
                 select.select([descriptor], [], [], timeout_s)
             finally:
                 os.close(descriptor)
-            self._code = self._nursery.ask({"look_at": self.pid})
+            self._code = self._command_server.ask({"look_at": self.pid})
         return self._code
 
     def send(self, number: int) -> None:
@@ -196,7 +198,7 @@ def _warm_up(model: str) -> None:
 
 
 def _run(order: Mapping[str, Any]) -> None:
-    from torture_job import composed, run_composed
+    from tests.support.killed_job import composed, run_composed
 
     descriptor = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)

@@ -23,8 +23,8 @@ from batchgen.runtime.executor import ModelExecutor
 from batchgen.runtime.kv_cache import KVCache
 from batchgen.runtime.model import LoadedModel
 from batchgen.sampling import SamplingParams
-from tests.fake_model import FakeExecutor
-from tests.invariants import check_invariants
+from tests.support.fake_model import FakeExecutor
+from tests.support.invariants import check_invariants
 
 NAN = float("nan")
 

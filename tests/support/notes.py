@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-Told = Callable[[str], None]
-"""Shows a text; the type of the fixture ``told``."""
+Note = Callable[[str], None]
+"""Shows a text; the type of the fixture ``note``."""
 
-TOLD = "told"
+NOTE = "note"
 
 
 def texts(reports: Iterable[pytest.TestReport]) -> list[tuple[str, str]]:
@@ -16,5 +16,5 @@ def texts(reports: Iterable[pytest.TestReport]) -> list[tuple[str, str]]:
         (report.nodeid, str(text))
         for report in reports
         for name, text in report.user_properties
-        if name == TOLD
+        if name == NOTE
     ]

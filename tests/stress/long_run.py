@@ -1,7 +1,7 @@
 """Run a million rows end to end over a model that costs nothing; watch memory and handles.
 
-    python scripts/long_run.py --dir out/long                      # 1,000,000 rows
-    python scripts/long_run.py --dir out/long --rows 50000 --growth-mib 64
+    python -m tests.stress.long_run --dir out/long                      # 1,000,000 rows
+    python -m tests.stress.long_run --dir out/long --rows 50000 --growth-mib 64
 
 Everything is the real thing but the forward pass: rows are read, rendered, tokenised, planned,
 scheduled in blocks, detokenised and committed; only the tokens come out of a formula. A thread
@@ -31,7 +31,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from job_rows import positive
-from torture_job import composed, make_model, run_composed
 
 import batchgen.run
 from batchgen.engine.core import EngineCore, FinishedOutput
@@ -39,6 +38,7 @@ from batchgen.engine.step import StepOutput, StepPlan
 from batchgen.job.load import LoadedEngine
 from batchgen.report.progress import Progress, Snapshot
 from batchgen.report.terminal import TextDisplay
+from tests.support.killed_job import composed, make_model, run_composed
 
 MIB = 1 << 20
 _EVERY_S = 0.5

@@ -1,7 +1,7 @@
 """Kill a job whose input and output lie on S3, and cut its line, again and again.
 
-    python scripts/torture_s3.py                         # 40 kills, 20 runs over a bad line
-    python scripts/torture_s3.py --kills 200 --cuts 50
+    python -m tests.stress.torture_s3                         # 40 kills, 20 runs over a bad line
+    python -m tests.stress.torture_s3 --kills 200 --cuts 50
 
 The storage is moto's server on loopback behind a line that a test can cut. Kills happen at a
 random moment, at a random step of what the job does to files, and within a random request. After
@@ -26,18 +26,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nursery import Nursery, Run
-from s3_loopback import ENVIRONMENT, S3, Fault, Proxy, serve_s3
-from torture import Torture, report
-from torture_job import Results, TortureJob, make_model, read_whole
+from tests.stress.torture import Torture, report
+from tests.support.command_server import CommandServer, Run
+from tests.support.killed_job import KilledJob, Results, make_model, read_whole
+from tests.support.s3_loopback import ENVIRONMENT, S3, Fault, Proxy, serve_s3
 
-PREPARE = "s3_times:quick"
+PREPARE = "tests.support.s3_times:quick"
 # Requests that change something.
 CHANGES = "^(PUT|POST|DELETE) "
 USAGE = 2
 
 
-class StoredJob(TortureJob):
+class StoredJob(KilledJob):
     """The same job in a bucket; what it leaves there is looked at in a copy on a disk.
 
     Args:
@@ -119,8 +119,8 @@ class StoredTorture(Torture):
         """Run once on a disk and once in the bucket, and compare; the first time only."""
         if self._undisturbed is not None:
             return self._undisturbed
-        local = TortureJob(self.job.out.parent / "local", Path(self.job.given["model.path"]))
-        run = self.nursery.start(local.given, local.log)
+        local = KilledJob(self.job.out.parent / "local", Path(self.job.given["model.path"]))
+        run = self.command_server.start(local.given, local.log)
         assert run.wait() == 0, run.said
         expected = local.results()
         self.job.clear()
@@ -202,7 +202,7 @@ class StoredTorture(Torture):
         while not fault.happened:
             assert first.wait(0.01) is None, first.said
         log = self.job.log.with_name("second.txt")
-        second = self.nursery.start(self.job.given, log, self.job.environment)
+        second = self.command_server.start(self.job.given, log, self.job.environment)
         code = second.wait()
         may_go_on.set()
         assert code == USAGE, second.said
@@ -213,7 +213,7 @@ class StoredTorture(Torture):
 
 @contextmanager
 def stage(
-    folder: Path, model: Path, s3: S3, nursery: Nursery, seed: int
+    folder: Path, model: Path, s3: S3, command_server: CommandServer, seed: int
 ) -> Iterator[StoredTorture]:
     """Give a job in a bucket behind a line of its own.
 
@@ -221,13 +221,13 @@ def stage(
         folder: empty, for what lies on this machine.
         model: a folder from ``make_model``.
         s3: the server.
-        nursery: prepared by ``PREPARE``.
+        command_server: prepared by ``PREPARE``.
         seed: of what is drawn.
     """
     (folder / "local").mkdir(parents=True)
     with Proxy(s3.address) as proxy:
         job = StoredJob(folder, model, s3, proxy.address)
-        yield StoredTorture(job, nursery, random.Random(seed), proxy=proxy)
+        yield StoredTorture(job, command_server, random.Random(seed), proxy=proxy)
 
 
 def main() -> None:
@@ -243,8 +243,8 @@ def main() -> None:
         folder = Path(name)
         model = make_model(folder / "model")
         with (
-            Nursery(model, PREPARE) as nursery,
-            stage(folder / "job", model, s3, nursery, arguments.seed) as torture,
+            CommandServer(model, PREPARE) as command_server,
+            stage(folder / "job", model, s3, command_server, arguments.seed) as torture,
         ):
             expected, *_ = torture.undisturbed()
             torture.check_second_is_refused(expected)

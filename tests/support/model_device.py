@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.recorded_graphs import RecordedGraphPool
+from tests.support.recorded_graphs import RecordedGraphPool
 
 
 class Temper(StrEnum):

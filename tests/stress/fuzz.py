@@ -1,8 +1,8 @@
 """Fuzz the reader, the templates, the command line and the resume for as long as you like.
 
-    python scripts/fuzz.py reader --minutes 10
-    python scripts/fuzz.py resume template --minutes 60 --seed 3
-    python scripts/fuzz.py reader --engine atheris
+    python -m tests.stress.fuzz reader --minutes 10
+    python -m tests.stress.fuzz resume template --minutes 60 --seed 3
+    python -m tests.stress.fuzz reader --engine atheris
 
 Inputs come from hypothesis, of another seed each round; with `--engine atheris` from atheris,
 which is led by the code that they reach (see fuzzing/guided.py). A round is a process of its own,
@@ -27,10 +27,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fuzzing import guided, overrides, reader, resume, templates
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
+
+from tests.stress.fuzzing import guided, overrides, reader, resume, templates
 
 Opened = Callable[[Path], AbstractContextManager[Callable[[Any], None]]]
 

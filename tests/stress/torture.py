@@ -1,7 +1,7 @@
 """Kill a job at random moments, again and again, and check that nothing is lost or doubled.
 
-    python scripts/torture.py                      # 200 kills
-    python scripts/torture.py --kills 2000 --seed 3
+    python -m tests.stress.torture                      # 200 kills
+    python -m tests.stress.torture --kills 2000 --seed 3
 
 A small job with rows of all kinds runs in a process of its own and is killed as by
 ``kill -9``: half of the times at a random moment, half of the times at a random step of what it
@@ -19,8 +19,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nursery import Nursery, Run
-from torture_job import Results, TortureJob, make_model
+from tests.support.command_server import CommandServer, Run
+from tests.support.killed_job import KilledJob, Results, make_model
 
 FAILPOINT = "BATCHGEN_FAILPOINT"
 
@@ -35,8 +35,8 @@ class Torture:
         resumed: runs that found rows of a killed one.
     """
 
-    job: TortureJob
-    nursery: Nursery
+    job: KilledJob
+    command_server: CommandServer
     draw: random.Random
     kills: Counter[str] = field(default_factory=Counter)
     ended: int = 0
@@ -99,7 +99,7 @@ class Torture:
     def start(self, failpoint: str | None) -> Run:
         """Start a run, at one of whose steps something happens."""
         more = {} if failpoint is None else {FAILPOINT: failpoint}
-        return self.nursery.start(self.job.given, self.job.log, self.job.environment | more)
+        return self.command_server.start(self.job.given, self.job.log, self.job.environment | more)
 
 
 def _doing(run: Run) -> str:
@@ -121,9 +121,9 @@ def main() -> None:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder) / "model")
-        job = TortureJob(Path(folder), model, arguments.rows)
-        with Nursery(model) as nursery:
-            torture = Torture(job, nursery, random.Random(arguments.seed))
+        job = KilledJob(Path(folder), model, arguments.rows)
+        with CommandServer(model) as command_server:
+            torture = Torture(job, command_server, random.Random(arguments.seed))
             torture.run(arguments.kills)
     print(f"{report(torture)}; {time.monotonic() - begun:.0f} s")
 

@@ -100,7 +100,7 @@ def make_input(path: Path, num_rows: int) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema), path)
 
 
-class TortureJob:
+class KilledJob:
     """An input, a model and an output directory.
 
     Args:

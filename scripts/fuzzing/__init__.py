@@ -1,1 +1,0 @@
-"""What scripts/fuzz.py and tests/fuzz throw at the program, and what must hold then."""
