@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.stress.fuzzing.resume import copy_over
 
 from tests.stress.fuzz import TARGETS, Hunt, Target
+from tests.stress.fuzzing.resume import copy_over
 
 EXAMPLES = {"reader": 150, "template": 300, "overrides": 20, "resume": 20}
 

@@ -17,9 +17,8 @@ import batchgen
 from batchgen import Engine, FailedPromptsError, SamplingParams
 from batchgen.errors import EngineError, RowErrorType, UsageError
 from batchgen.sampling import Structure
-from tests import tiny_tokenizers
-from tests.invariants import check_invariants
 from tests.job.harness import Job
+from tests.support import tiny_tokenizers
 from tests.support.invariants import check_invariants
 
 TEXTS = [

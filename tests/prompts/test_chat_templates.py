@@ -17,7 +17,7 @@ from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.truncation import Truncation
 from batchgen.sampling import SamplingParams
 from tests.chat_templates import QWEN_3, TEMPLATES
-from tests.tiny_tokenizers import make
+from tests.support.tiny_tokenizers import make
 
 JSON = pa.schema([("messages", pa.string())])
 USER = {"role": "user", "content": "Who?"}

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import assume
 from hypothesis import strategies as st
-from tests.stress.fuzzing.bytes import Edit, apply, edits
 
 from batchgen.data.input.reader import check_ids, id_type, read_original_rows, read_rows
 from batchgen.data.input.source import InputSource, discover
@@ -25,6 +24,7 @@ from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.prompts.tokenizer import load_tokenizer
 from batchgen.sampling import SamplingParams
+from tests.stress.fuzzing.bytes import Edit, apply, edits
 from tests.support.killed_job import make_model
 
 NAMES = (

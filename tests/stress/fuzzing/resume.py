@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
-from tests.stress.fuzzing.bytes import Edit, apply, edits
 
+from tests.stress.fuzzing.bytes import Edit, apply, edits
 from tests.stress.torture import FAILPOINT
 from tests.support.command_server import CommandServer, Run
 from tests.support.killed_job import KilledJob, Results, make_model
