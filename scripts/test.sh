@@ -1,10 +1,17 @@
 #!/usr/bin/env bash
 # Checks style and types, then runs the tests, on the real model and data that it fetches
 # first. Arguments go to pytest: scripts/test.sh tests/engine -k preempt
+# "scripts/test.sh quick" leaves out whole jobs, compiled kernels and all else that takes long:
+# for use while working. Before a commit to main run the whole suite.
 # A worker for each core runs test files, the longest first (tests/conftest.py has the order);
 # -n 0 runs them one after the other in this process.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup_venv.sh"
+
+if [ "${1:-}" = quick ]; then
+    shift
+    set -- --quick "$@"
+fi
 
 step() {
     echo "== $*"

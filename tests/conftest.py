@@ -45,6 +45,9 @@ LONGEST = (
     "job/test_job_disks.py",
 )
 
+# Left out by --quick, with the longest files: whole jobs, scripts, commands of the docs.
+SLOW_FOLDERS = ("acceptance", "docs", "fuzz", "job", "kernels", "scripts")
+
 # A busy machine is no fault of an example.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
@@ -144,17 +147,23 @@ def pytest_configure(config: pytest.Config) -> None:
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; the others keep their order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest files first, or leave out all slow ones; the others keep their order."""
     place = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
     gone = [str(path) for path in place if not path.is_file()]
     if gone:
         raise pytest.UsageError(f"tests/conftest.py: LONGEST names what is not there: {gone}")
     items.sort(key=lambda item: place.get(item.path, len(place)))
+    if config.getoption("--quick"):
+        folders = tuple(str(ROOT / "tests" / name) + "/" for name in SLOW_FOLDERS)
+        slow = [i for i in items if i.path in place or str(i.path).startswith(folders)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Size of the comparison with transformers' generate (tests/acceptance)."""
+    """The quick tier, and the size of the comparison with generate (tests/acceptance)."""
+    parser.addoption("--quick", action="store_true", help="leave out what takes long")
     parser.addoption("--equality-rows", type=int, default=12)
     parser.addoption("--new-tokens", type=int, default=12)
     parser.addoption("--longest-prompt", type=int, default=1500)

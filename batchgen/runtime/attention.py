@@ -132,7 +132,8 @@ class ModelForward:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._slot = _Slot()
+        # One for all passes over a model: a step's and a graph's.
+        self._slot: _Slot = getattr(model, _SLOT, None) or _Slot()
         for module in model.modules():
             object.__setattr__(module, _SLOT, self._slot)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
