@@ -79,7 +79,7 @@ class Figures:
 
 
 def growth(few: Figures, many: Figures) -> str:
-    """Say what every further row costs in memory."""
+    """Return what every further row costs in memory."""
     rows = many.rows - few.rows
     anonymous = (many.anonymous_bytes - few.anonymous_bytes) / rows
     peak = (many.peak_bytes - few.peak_bytes) / rows

@@ -24,7 +24,7 @@ OTHERS = "#c9c9c9"
 
 
 def seconds_by_workload(table: pa.Table) -> dict[str, dict[str, list[float]]]:
-    """Give for each workload and engine the seconds a thousand rows of every run."""
+    """Return for each workload and engine the seconds a thousand rows of every run."""
     found: dict[str, dict[str, list[float]]] = {}
     columns = ["workload", "size", "engine", "seconds", "rows"]
     for run in table.select(columns).to_pylist():

@@ -74,7 +74,7 @@ def make_requests(setting: Setting, count: int, rng: random.Random) -> list[Requ
 
 
 def time_steps(scheduler: Scheduler, steps: int, rng: np.random.Generator) -> list[float]:
-    """Run steps of a model that says anything but the end; give the seconds of each."""
+    """Run steps of a model that says anything but the end; return the seconds of each."""
     seconds = []
     for _ in range(steps):
         started = time.perf_counter()

@@ -94,12 +94,12 @@ class Texts:
         return np.array(self.encode("\n\n".join(each["content"] for each in messages)))
 
     def encode(self, text: str) -> Ids:
-        """Give a text's ids, without special tokens around it."""
+        """Return a text's ids, without special tokens around it."""
         ids: Ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def chat(self, messages: Sequence[dict[str, str]]) -> Ids:
-        """Give the ids of a conversation at the point where the assistant answers."""
+        """Return the ids of a conversation at the point where the assistant answers."""
         if self._tokenizer.chat_template is None:
             turns = [f"{message['role']}: {message['content']}\n" for message in messages]
             return self.encode("".join(turns) + "assistant:")
@@ -363,7 +363,7 @@ def write_workload(rows: Sequence[Row], path: Path) -> None:
 
 
 def job_arguments(path: Path, model: str, size: Size) -> list[str]:
-    """Give the keys of the job over a workload's file.
+    """Return the keys of the job over a workload's file.
 
     In float32 on a CPU, where all engines can be held to equal tokens; in bfloat16 on a GPU.
     """
@@ -389,7 +389,7 @@ def open_texts(model: str) -> Texts:
 
 
 def describe(name: str, rows: Sequence[Row]) -> str:
-    """Say what a workload comes to; E_1 is the prefill that sharing by the token leaves."""
+    """Return what a workload comes to; E_1 is the prefill that sharing by the token leaves."""
     prompts = [np.array(row.token_ids, np.int32) for row in rows]
     lengths = np.array([len(prompt) for prompt in prompts], np.int64)
     order = prefix_order(prompts.__getitem__, np.arange(len(rows)))

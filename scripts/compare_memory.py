@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> list[Figures]:
 
 
 def open_machine(options: argparse.Namespace) -> tuple[Machine, Callable[[Shape], Ids]]:
-    """Give what runs the steps, and where the rows' tokens come from."""
+    """Return what runs the steps, and where the rows' tokens come from."""
     if options.no_model:
         machine = SimulatedMachine(step_s=options.step_ms / 1e3, token_s=options.token_us / 1e6)
         return machine, lambda shape: random_stream(shape, 50_000)

@@ -155,7 +155,7 @@ def run_trace(keys: Sequence[str]) -> Trace:
 
 
 def choose(shots: Sequence[Snapshot], step: int | None) -> Snapshot:
-    """Give the step with a number, or one that shows as much as possible.
+    """Return the step with a number, or one that shows as much as possible.
 
     Raises:
         SystemExit: there is no such step.
@@ -202,7 +202,7 @@ def _tree(node: Node, tokenizer: Tokenizer) -> Iterator[TreeLine]:
 
 
 def draw(shots: Sequence[Snapshot], shown: Snapshot, block_size: int) -> str:
-    """Give the drawing as SVG.
+    """Return the drawing as SVG.
 
     Args:
         shots: of all steps, for the curve.

@@ -96,7 +96,7 @@ class JobRows:
         return plan, stream
 
     def request_before(self, result: RowResult, position: int) -> Request:
-        """Give the request of an output row as it was before one of its output tokens.
+        """Return the request of an output row as it was before one of its output tokens.
 
         Args:
             result: an output row without an error.
@@ -153,7 +153,7 @@ class JobRows:
 
 
 def compose_job(arguments: Sequence[str]) -> Config:
-    """Give the checked configuration of what would follow ``python -m batchgen``.
+    """Return the checked configuration of what would follow ``python -m batchgen``.
 
     Only the rows are run, so no ``output.dir`` is needed, and ``mode`` does not matter.
 
@@ -187,7 +187,7 @@ def open_rows(config: Config, rows: int | None = None) -> Iterator[JobRows]:
 
 
 def with_block_size(config: Config, block_size: int) -> Config:
-    """Give the same job with other blocks, and as many tokens in its pools as before."""
+    """Return the same job with other blocks, and as many tokens in its pools as before."""
     pool = config.pool
 
     def blocks(count: int | None) -> int | None:

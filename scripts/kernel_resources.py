@@ -91,7 +91,7 @@ class Resources:
 
 
 def variants(capabilities: Sequence[int] = CAPABILITIES, only: str = "") -> Iterator[Variant]:
-    """Give every variant of every family whose name a regular expression finds."""
+    """Return every variant of every family whose name a regular expression finds."""
     for family, layer in FAMILIES.items():
         for capability in capabilities:
             # e4m3 begins with capability 8.9.

@@ -92,7 +92,7 @@ class Layer:
 
 @contextmanager
 def recorded_launches() -> Iterator[list[Launch]]:
-    """Give the launches of what runs inside, none of which is started."""
+    """Return the launches of what runs inside, none of which is started."""
     launches: list[Launch] = []
 
     def note(launch: Launch) -> None:
@@ -105,7 +105,7 @@ def recorded_launches() -> Iterator[list[Launch]]:
 def step_launches(
     layer: Layer, shape: InputShape, target: Target, *, deterministic: bool = False
 ) -> list[Launch]:
-    """Give what the engine launches for a layer in a step."""
+    """Return what the engine launches for a layer in a step."""
     attention = TritonAttention([layer.geometry], deterministic=deterministic, target=target)
     inputs = AttentionMetadata(shape, layer.block_size)
     array = torch.empty(inputs.size, dtype=torch.int32, device=META)
@@ -121,7 +121,7 @@ def step_launches(
 
 
 def move_launches(layer: Layer) -> dict[str, Launch]:
-    """Give what the engine launches to move blocks of a pool of such layers."""
+    """Return what the engine launches to move blocks of a pool of such layers."""
     moves, blocks = layer.cache().moves, torch.empty(8, dtype=torch.int64, device=META)
     staging = torch.empty((8, moves.staging_bytes), dtype=torch.uint8, device=META)
     kinds = {
@@ -141,7 +141,7 @@ def move_launches(layer: Layer) -> dict[str, Launch]:
 
 
 def layer_variants(layer: Layer, target: Target) -> dict[str, Launch]:
-    """Give a launch of every variant that a layer's steps can meet, by what it is for."""
+    """Return a launch of every variant that a layer's steps can meet, by what it is for."""
     found: dict[str, tuple[str, Launch]] = {}
     for deterministic, shape in product((False, True), _bordering_steps(layer, target)):
         for launch in step_launches(layer, shape, target, deterministic=deterministic):
@@ -176,13 +176,13 @@ def _tile(layer: Layer, target: Target, max_query_len: int) -> AttentionTile:
 
 
 def _least_many(layer: Layer, target: Target) -> int:
-    """Give the least number of queries that gets the tile of many."""
+    """Return the least number of queries that gets the tile of many."""
     many = _tile(layer, target, MANY_QUERIES)
     return next(count for count in itertools.count(1) if _tile(layer, target, count) == many)
 
 
 def variant_key(launch: Launch, target: Target) -> str:
-    """Give what decides whether a launch finds a kernel that was compiled before."""
+    """Return what decides whether a launch finds a kernel that was compiled before."""
     specialization = _binder(launch.kernel, target.capability)(**launch.arguments)[1]
     return f"{launch.kernel.__name__} {specialization} {launch.options}"
 
@@ -194,7 +194,7 @@ def _binder(kernel: Any, capability: int) -> Any:
 
 
 def _describe(launch: Launch, layer: Layer, target: Target, deterministic: bool) -> str:
-    """Say what a launch of a step is for."""
+    """Return what a launch of a step is for."""
     given, kind = launch.arguments, launch.kernel.__name__.strip("_")
     if kind == "store_kv":
         return "store"

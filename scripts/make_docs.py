@@ -44,7 +44,7 @@ python -m batchgen -m job=sentiment input.limit=16 pool.block_size=8,16 \\
 
 
 def keys_page() -> str:
-    """Give docs/keys.md."""
+    """Return docs/keys.md."""
     top = [key for key in declared_keys().values() if "." not in key.name]
     parts = [_HEAD, "\n".join(_table(top))]
     for section in sections():
@@ -55,7 +55,7 @@ def keys_page() -> str:
 
 
 def _meaning(section: str) -> str:
-    """Give the first line of a group's own description."""
+    """Return the first line of a group's own description."""
     made = functools.reduce(getattr, section.split("."), Config())
     return str(type(made).__doc__).splitlines()[0]
 
@@ -82,7 +82,7 @@ def _default(key: Key) -> str:
 
 
 def columns_table() -> str:
-    """Give the table of the output's columns: name, Arrow type, meaning."""
+    """Return the table of the output's columns: name, Arrow type, meaning."""
     meanings = _attributes(RowResult)
     lines = ["| column | type | what it says |", "|---|---|---|"]
     for field in output_schema(pa.string()):
@@ -101,7 +101,7 @@ def _attributes(described: type) -> Mapping[str, str]:
 
 
 def pages() -> dict[Path, str]:
-    """Give each page that is made, or partly made, as it should be."""
+    """Return each page that is made, or partly made, as it should be."""
     output = DOCS / "output.md"
     made = _COLUMNS.sub(
         lambda found: found[1] + columns_table() + found[2], output.read_text("utf-8")

@@ -43,7 +43,7 @@ def table(every: Sequence[Figures]) -> str:
 
 
 def notes(every: Sequence[Figures], num_rows: int) -> str:
-    """Say what the table does not: refusals, and whether all made the same tokens."""
+    """Return what the table does not: refusals, and whether all made the same tokens."""
     lines = [_refusals(figures) for figures in every if figures.variant == "contiguous_fit"]
     different = [
         f"{VARIANTS[figures.variant]}: {num_rows - figures.equal_outputs} rows made other tokens"

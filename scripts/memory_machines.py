@@ -31,10 +31,10 @@ class Machine(Protocol):
     bytes_per_token: int
 
     def clock(self) -> float:
-        """Give the time now."""
+        """Return the time now."""
 
     def costs(self, block_size: int) -> PreemptionCosts:
-        """Give what is known of the link to the CPU pool."""
+        """Return what is known of the link to the CPU pool."""
 
     def executor(self, manager: BlockManager, num_swap_blocks: int) -> Executor:
         """Make the executor over a pool of its own."""

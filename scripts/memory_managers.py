@@ -26,7 +26,7 @@ class ContiguousSlots:
         return max((size for _, size in self._holes), default=0)
 
     def allocate(self, size: int) -> int | None:
-        """Take a run of slots and give its start; None where no hole holds it."""
+        """Take a run of slots and give its start; None if no hole holds it."""
         for at, (start, hole) in enumerate(self._holes):
             if hole >= size:
                 self._holes[at : at + 1] = [(start + size, hole - size)] if hole > size else []

@@ -80,13 +80,13 @@ def make_rows(shape: Shape, stream: Ids, seed: int = 0) -> list[Row]:
 
 
 def random_stream(shape: Shape, vocab_size: int) -> Ids:
-    """Give random token ids, enough for a shape."""
+    """Return random token ids, enough for a shape."""
     count = shape.groups * shape.shared_tokens + 2 * shape.rows * shape.prompt_tokens
     return np.random.default_rng(1).integers(0, vocab_size, count, dtype=np.int32)
 
 
 def text_stream(tokenizer: Any) -> Ids:
-    """Give the token ids of people's reviews and questions, one after the other."""
+    """Return the token ids of people's reviews and questions, one after the other."""
     folder = prepare_data()
     reviews = pq.read_table(folder / "reviews.parquet", columns=["text"])["text"].to_pylist()
     prompts = pq.read_table(folder / "prompts.parquet", columns=["messages"])["messages"]

@@ -109,7 +109,7 @@ class Timer:
                 self.calls[ended] += 1
 
     def innermost(self) -> str:
-        """Give the label that this thread's time now counts for."""
+        """Return the label that this thread's time now counts for."""
         return self._stack()[-1]
 
     def relabel(self, label: str) -> None:
@@ -129,7 +129,7 @@ class Timer:
         return stack
 
     def _count(self, stack: list[str]) -> None:
-        """Give the time since the last look to the innermost label."""
+        """Return the time since the last look to the innermost label."""
         self.synchronize()
         now = time.perf_counter()
         if stack:
@@ -138,7 +138,7 @@ class Timer:
         self._local.mark = now
 
     def wrap(self, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Give a function that does the same and is timed."""
+        """Return a function that does the same and is timed."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:

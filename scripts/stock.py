@@ -76,7 +76,7 @@ class StockModel:
 
     @torch.no_grad()
     def next_logits(self, request: Request) -> torch.Tensor:
-        """Give the [V] float32 logits after a request's tokens."""
+        """Return the [V] float32 logits after a request's tokens."""
         model = self._stock.model
         ids = torch.tensor([request.token_ids.tolist()], device=model.device)
         logits: torch.Tensor = model(input_ids=ids, logits_to_keep=1).logits[0, -1].float()

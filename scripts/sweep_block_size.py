@@ -59,21 +59,21 @@ Prompt = list[int]
 
 
 def questions(tokenizer: Any) -> Iterator[Prompt]:
-    """Give the token ids of what people wrote first to an assistant."""
+    """Return the token ids of what people wrote first to an assistant."""
     table = pq.read_table(prepare_data() / "prompts.parquet", columns=["messages"])
     for messages in table["messages"]:
         yield _encode(tokenizer, messages[0]["content"].as_py())
 
 
 def conversations(tokenizer: Any) -> Iterator[Prompt]:
-    """Give the token ids of whole conversations."""
+    """Return the token ids of whole conversations."""
     table = pq.read_table(prepare_data() / "conversations.parquet", columns=["messages"])
     for messages in table["messages"].to_pylist():
         yield _encode(tokenizer, "\n\n".join(message["content"] for message in messages) + "\n\n")
 
 
 def short_prompts(texts: Iterable[Prompt], limit: int) -> Iterator[Prompt]:
-    """Give the texts of fewer than ``limit`` tokens, each once."""
+    """Return the texts of fewer than ``limit`` tokens, each once."""
     seen = set()
     for ids in texts:
         if MIN_TOKENS <= len(ids) < limit and tuple(ids) not in seen:
@@ -210,7 +210,7 @@ def sweep(
 
 
 def bytes_per_token(model: str) -> int:
-    """Give the bytes of K and V of one token in float32.
+    """Return the bytes of K and V of one token in float32.
 
     Raises:
         UsageError: the model cannot be used, or only its weights could tell.

@@ -58,7 +58,7 @@ def decode_step(rows: int, shared: int, own: int) -> StepPlan:
 
 
 def seconds(layouts: dict[SharedPrefix, CascadeLayout], tensors: list[torch.Tensor]) -> list[float]:
-    """Time both layouts in turn; give the medians, on and off."""
+    """Time both layouts in turn; return the medians, on and off."""
     query, keys, values = tensors
     times: dict[SharedPrefix, list[float]] = {mode: [] for mode in layouts}
     for _ in range(REPEATS):
@@ -72,7 +72,7 @@ def seconds(layouts: dict[SharedPrefix, CascadeLayout], tensors: list[torch.Tens
 
 
 def gain(rows: int, shared: int, own: int, device: torch.device) -> float:
-    """Give the time without sharing over the time with it."""
+    """Return the time without sharing over the time with it."""
     plan = decode_step(rows, shared, own)
     num_blocks = int(plan.block_tables.max()) + 1
     tensors = [
@@ -90,7 +90,7 @@ def gain(rows: int, shared: int, own: int, device: torch.device) -> float:
 
 
 def break_even(gains: dict[int, list[float]]) -> int | None:
-    """Give the least product of rows and tokens from which on no gain is below 1."""
+    """Return the least product of rows and tokens from which on no gain is below 1."""
     losing = [reads for reads, values in gains.items() if min(values) < 1]
     paying = sorted(reads for reads in gains if reads > max(losing, default=0))
     return paying[0] if paying else None

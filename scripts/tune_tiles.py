@@ -87,7 +87,7 @@ def make_work(device: torch.device, shape: Shape, rows: list[tuple[int, int]]) -
 
 
 def time_tile(device: torch.device, works: Sequence[Work], tile: AttentionTile) -> float | None:
-    """Give the seconds of all work with a tile; None where it does not fit or is wrong."""
+    """Return the seconds of all work with a tile; None if it does not fit or is wrong."""
     total = 0.0
     for work in works:
         try:
@@ -107,7 +107,7 @@ def time_tile(device: torch.device, works: Sequence[Work], tile: AttentionTile) 
 def best_tile(
     device: torch.device, works: Sequence[Work], tiles: Iterator[AttentionTile]
 ) -> tuple[AttentionTile, float, float]:
-    """Give the best tile, its seconds, and those of the table's tile.
+    """Return the best tile, its seconds, and those of the table's tile.
 
     Raises:
         SystemExit: none is right.
@@ -126,7 +126,7 @@ def best_tile(
 
 
 def tune_class(device: torch.device, num_bytes: int, size: int, dry_run: bool) -> str:
-    """Tune one class; give its line of the table, times beside it."""
+    """Tune one class; return its line of the table, times beside it."""
     heads, kv_heads, head = (4, 1, 16) if dry_run else (32, 8, size)
     shape = Shape(heads, kv_heads, head, dtype=DTYPES[num_bytes])
     prefill, chunk, decode = (

@@ -53,7 +53,7 @@ class OutputLengths:
         self._expected = None
 
     def expect(self, so_far: IntArray, max_tokens: IntArray) -> IntArray:
-        """Give the output tokens to expect of rows that have some already.
+        """Return the output tokens to expect of rows that have some already.
 
         It is the mean over the finished rows that went on beyond that point.
         """
@@ -68,7 +68,7 @@ class OutputLengths:
 
 
 def _means_beyond(lengths: IntArray) -> IntArray:
-    """Give for each number of tokens below the highest the mean of the lengths above it."""
+    """Return for each number of tokens below the highest the mean of the lengths above it."""
     ordered = np.sort(lengths)
     sums_from = np.append(np.cumsum(ordered[::-1])[::-1], 0)
     at = np.searchsorted(ordered, np.arange(max(1, int(ordered[-1]))), side="right")
@@ -87,7 +87,7 @@ class Admission:
         self._most_blocks = min(blocks.pool.num_blocks, blocks.most_blocks_for(1 << 60))
 
     def growth(self, request: Request, held: int) -> int:
-        """Give the blocks to keep free for a request that is to hold ``held``."""
+        """Return the blocks to keep free for a request that is to hold ``held``."""
         params = request.params
         growth = self._growth(
             np.array([held]),
@@ -100,7 +100,7 @@ class Admission:
         return int(growth[0])
 
     def growth_of_all(self, running: InputBatch) -> int:
-        """Give the blocks to keep free for all running requests."""
+        """Return the blocks to keep free for all running requests."""
         indices = running.indices()
         prompts = running.num_prompt_tokens[indices]
         growth = self._growth(
@@ -122,7 +122,7 @@ class Admission:
         max_total_tokens: IntArray,
         ignores_eos: npt.NDArray[np.bool_],
     ) -> IntArray:
-        """Give [R] blocks to keep free for R rows that hold some already."""
+        """Return [R] blocks to keep free for R rows that hold some already."""
         worst = self._blocks_beyond(held, max_total_tokens)
         if self._policy is AdmissionPolicy.WORST_CASE:
             return worst
@@ -145,7 +145,7 @@ class Admission:
         return np.maximum(0, np.minimum(blocks, self._most_blocks) - held)
 
 
-# Rows that let their leader go first in one step; bounds the search behind them.
+# Rows that wait for their leader in one step; bounds the search past them.
 _MAX_DEFERRED = 128
 # Tokens that a row must gain to wait although the step has room for it.
 _WORTH_WAITING_TOKENS = 4
@@ -186,7 +186,7 @@ class Admitter:
             swapped.pop(0)
 
     def _swap_in(self, builder: PlanBuilder, request: Request) -> bool:
-        """Bring a swapped request back to run; False where there is no room yet.
+        """Bring a swapped request back to run; False if there is no room yet.
 
         Leading blocks come from the index where they are still there, the rest from
         the CPU pool. Where neither has a block, the request is computed again.

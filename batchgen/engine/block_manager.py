@@ -34,7 +34,7 @@ class AllocationPlan:
         return len(self.match.chain) - self.unseen_blocks + self.new_blocks
 
 
-# Stands in a block table for a block that the window has left.
+# Stands in a block table for a block that are out of the window.
 RELEASED = -1
 
 
@@ -69,7 +69,7 @@ class BlockManager:
         step: number of the step being planned; a partial block is copied only if an
             earlier step wrote it.
         last_arrival: requests up to this arrival number have been admitted; the future
-            begins behind it.
+            begins after it.
         uncopied_tokens: tokens in a written part of a block that no room was left to copy.
         copy_sources: blocks held until the step that copies from them is over.
     """
@@ -155,7 +155,7 @@ class BlockManager:
         return min(known, there + self.window.step_tokens)
 
     def take(self, request: Request, allocation: AllocationPlan) -> tuple[int, int] | None:
-        """Give a request without blocks its matches and new blocks for the rest.
+        """Return a request without blocks its matches and new blocks for the rest.
 
         Matching, pinning and allocation are one operation: nothing else allocates between
         :meth:`plan_allocation` and this call. The caller knows that there is room.
@@ -205,7 +205,7 @@ class BlockManager:
         return self.blocks_for(min(len(request.token_ids), ahead)) - request.swapped.first
 
     def allocate_window(self, request: Request) -> None:
-        """Give a swapped request new blocks behind those that its window has left."""
+        """Return a swapped request new blocks behind those that are out of its window."""
         assert request.swapped is not None and not request.block_table
         allocated = self.pool.allocate(self.window_blocks_needed(request))
         assert allocated is not None
@@ -270,7 +270,7 @@ class BlockManager:
             self._publish_tail(request, request.num_prompt_tokens)
 
     def publish_all(self, request: Request) -> None:
-        """Enter all that a request has computed: it makes room and will want it back."""
+        """Publish all that a request has computed: it is preempted and will want it back."""
         self._publish_up_to(request, request.num_computed)
         self._publish_tail(request, request.num_computed)
 
@@ -317,7 +317,7 @@ class BlockManager:
         return self._future.next_use(node.example, node.depth * self.block_size, self.last_arrival)
 
     def first_private(self, request: Request) -> int:
-        """Give the place in the table of the first block that nobody else holds."""
+        """Return the place in the table of the first block that nobody else holds."""
         counts, table = self.pool.ref_counts, request.block_table
         held = range(request.num_released, len(table))
         return next((place for place in held if counts[table[place]] == 1), len(table))

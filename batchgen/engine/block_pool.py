@@ -1,7 +1,7 @@
 """The pool's blocks: who holds them, which are cached, which are free.
 
 Every block is in exactly one state. *Owned*: its reference count is the number of block
-tables it stands in. *Cached*: nobody holds it, but its KV can still be hit. *Free*: its
+tables it is in. *Cached*: nobody holds it, but its KV can still be hit. *Free*: its
 content means nothing. Cached blocks count as available, so they never cause exhaustion.
 """
 
@@ -78,7 +78,7 @@ class EvictionQueue:
         return block in self._needed
 
     def first(self) -> int:
-        """Give the block to evict next, without taking it out."""
+        """Return the block to evict next, without taking it out."""
         while True:
             _, tick, block = self._heap[0]
             if self._ticks.get(block) == tick:
@@ -95,7 +95,7 @@ class BlockPool:
     Args:
         index: names the blocks whose KV can be hit.
         next_use: gives the arrival number of the next row that needs a block in the
-            index, None where there is none or none is known.
+            index, None if there is none or none is known.
 
     Attributes:
         evicted_needed: evicted blocks that a row to come needs: its tokens are lost.

@@ -17,7 +17,7 @@ class SchedulerCounters:
         started_requests, finished_requests: requests admitted once, requests ended.
         most_refused_blocks: blocks that the largest request needs which the pool cannot hold; 0
             where there is none.
-        preemptions: times a request had to make room.
+        preemptions: times a request was preempted.
         swapped_out_blocks, swapped_in_blocks: blocks copied to and from the CPU pool.
     """
 

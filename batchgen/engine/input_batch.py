@@ -92,17 +92,17 @@ class InputBatch:
     A request keeps its index while it runs; entries at free indices mean nothing.
 
     Attributes:
-        num_known, num_computed: [indices] tokens; the objects lag behind these two.
+        num_known, num_computed: [indices] tokens; the objects may be older than these two.
         last_token: [indices] the newest known token.
-        num_blocks, num_released: [indices] entries of the block table; those a window has left.
-        max_computed: [indices] tokens that were computed before it last made room.
+        num_blocks, num_released: [indices] entries of the block table; those out of the window.
+        max_computed: [indices] tokens that were computed before it was last preempted.
         num_prompt_tokens, max_tokens, max_total_tokens: [indices] of the request.
         ignores_eos: [indices] an end of sequence does not end it.
         is_watched: [indices] only its object can say whether a token ends it.
         is_special: [indices] its samples need more than the columns hold.
         is_scored: [indices] it wants log-probabilities and no token.
         first_logits, end_logits: [indices] the positions of which logits are wanted for its log.
-        tables: [indices, width] int32 block tables, 0 behind a table's end.
+        tables: [indices, width] int32 block tables, 0 past a table's end.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -254,12 +254,12 @@ class InputBatch:
                 self.tables[index, filled] = table[-1]
             else:
                 self.tables[index, filled : len(table)] = table[filled:]
-                # Blocks that the window has left are none any more.
+                # Blocks that are out of the window are none any more.
                 self.tables[index, : request.num_released] = 0
             self.num_blocks[index] = len(table)
 
     def take_release(self, request: Request) -> None:
-        """Take over that the window has left leading blocks of a request's table."""
+        """Take over that are out of the window leading blocks of a request's table."""
         self.tables[request.batch_index, : request.num_released] = 0
         self.num_released[request.batch_index] = request.num_released
 
@@ -380,6 +380,6 @@ class InputBatch:
 
 
 def _counting(sizes: IntArray) -> IntArray:
-    """Count from 0 in each of some stretches, one behind the other."""
+    """Count from 0 in each of some stretches, one after the other."""
     counted: IntArray = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return counted

@@ -11,7 +11,7 @@ class InvariantChecker:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        # The request and the step in which a block last stood in a table.
+        # The request and the step in which a block was last in a table.
         self._last_holder: dict[int, tuple[int, int]] = {}
 
     def describe(self, plan: StepPlan) -> str:
@@ -57,7 +57,7 @@ class InvariantChecker:
             self._note(request, plan.step)
 
     def protected(self) -> dict[int, int]:
-        """Give the blocks in the index with the tokens that no step may change any more.
+        """Return the blocks in the index with the tokens that no step may change any more.
 
         What the step being planned writes itself is left out.
         """

@@ -15,7 +15,7 @@ from batchgen.sampling import SamplingParams
 
 # Entries that room is made for at once; waiting requests have none.
 _FIRST_ROOM = 64
-# Stands for a position behind all others.
+# A position after all others.
 NEVER = 1 << 40
 
 
@@ -24,7 +24,7 @@ class TokenLogprobs:
 
     Attributes:
         first: the first token that has an entry.
-        end: the token behind the last one that gets an entry.
+        end: the token after the last one that gets an entry.
         num_best: alternatives in an entry.
     """
 
@@ -38,7 +38,7 @@ class TokenLogprobs:
     def wanted(
         cls, params: SamplingParams, num_prompt_tokens: int, *, with_prompt: bool
     ) -> "TokenLogprobs | None":
-        """Make what some parameters ask for; None where that is nothing.
+        """Make what some parameters ask for; None if that is nothing.
 
         Args:
             params: with ``logprobs`` and ``prompt_logprobs``.
@@ -59,11 +59,11 @@ class TokenLogprobs:
 
     @property
     def end_logits(self) -> int:
-        """The position behind the last one whose logits are wanted."""
+        """The position after the last one whose logits are wanted."""
         return self.end - 1
 
     def rows(self, begin: int, end: int) -> LogprobRows:
-        """Give the entries of the tokens from ``begin`` to ``end``, to be written or read."""
+        """Return the entries of the tokens from ``begin`` to ``end``, to be written or read."""
         have, needed = len(self._rows.ranks), end - self.first
         if needed > have:
             larger = _room(max(needed, 2 * have, _FIRST_ROOM), self.num_best)
@@ -87,7 +87,7 @@ def logged_tokens(
 
     Args:
         logs: for each row that keeps a log, in row order: its number, the positions of which
-            the step's logits are wanted (first, and the one behind the last), the log, and the
+            the step's logits are wanted (first, and the one after the last), the log, and the
             request's known tokens.
         samples: [S] the rows that sample, ascending.
     """

@@ -120,11 +120,11 @@ class PlanBuilder:
         return np.where(logits > 0, np.maximum(1, lengths - (logits - allowed)), lengths)
 
     def all_indices(self) -> IntArray:
-        """Give [S] the indices of the step's rows, those that start in it last."""
+        """Return [S] the indices of the step's rows, those that start in it last."""
         return np.concatenate((self.indices, np.array(self.started_indices, dtype=np.int64)))
 
     def all_lengths(self) -> IntArray:
-        """Give [S] the tokens of each."""
+        """Return [S] the tokens of each."""
         return np.concatenate((self.lengths, np.array(self.started_lengths, dtype=np.int64)))
 
 

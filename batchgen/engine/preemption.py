@@ -1,4 +1,4 @@
-"""Swap as a second tier: what a request that makes room takes to the CPU pool and back."""
+"""Swap: CPU offload of a preempted request's private blocks, and the choice against recomputing."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,7 +40,7 @@ class PreemptionCosts:
 
 
 class PreemptionPolicy(StrEnum):
-    """What happens to the KV of a request that makes room; auto is what costs less."""
+    """What happens to the KV of a preempted request; auto is what costs less."""
 
     AUTO = "auto"
     SWAP = "swap"
@@ -92,7 +92,7 @@ class Swapper:
         self._counters = counters
 
     def take_out(self, victim: Request, copies: Copies) -> bool:
-        """Plan copies of the private blocks to the CPU pool; False where recompute is to be.
+        """Plan copies of the private blocks to the CPU pool; False if recompute is to be.
 
         Blocks that others hold stay with them and are matched again on the way back; where
         a window has left the first ones nothing can be matched, and all go.

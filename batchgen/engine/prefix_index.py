@@ -57,7 +57,7 @@ class Match:
     num_pending_tokens: int
 
     def whole_blocks(self) -> "Match":
-        """Give the match without its partial block."""
+        """Return the match without its partial block."""
         return Match(self.chain, None, 0, 0)
 
 
@@ -106,7 +106,7 @@ class PrefixIndex:
         entered anew with all of them.
 
         Returns:
-            The node, or None where the parent already has a child with these tokens: the
+            The node, or None if the parent already has a child with these tokens: the
             first block stays, the newcomer remains private.
         """
         if key in parent.children:
@@ -137,11 +137,11 @@ class PrefixIndex:
         return [node.block for node in removed]
 
     def node_of(self, block: int) -> Node | None:
-        """Give the node that names a block, or None."""
+        """Return the node that names a block, or None."""
         return self._by_block.get(block)
 
     def is_linked(self, node: Node) -> bool:
-        """Whether a node that someone remembers still stands in the tree."""
+        """Whether a node that someone remembers is still in the tree."""
         return node is self.root or node.parent is not None
 
     def nodes(self) -> Iterator[Node]:

@@ -1,4 +1,4 @@
-"""Seeing that an output goes round in circles.
+"""Repetition detection: outputs that go round in circles.
 
 The rule: the last ``num_tokens`` tokens of the output are one sequence of tokens, said at
 least three times in a row (the last time perhaps not to its end). So they repeat with some

@@ -64,7 +64,7 @@ class BlockAccount:
         freed_blocks: released by this request.
         peak_blocks: most held at once.
         cached_tokens: prompt tokens found in the cache at the first admission.
-        num_preemptions: times it had to make room.
+        num_preemptions: times it was preempted.
         swapped_out_blocks: copied to the CPU pool.
         swapped_in_blocks: copied back.
         recomputed_tokens: run through the model again after a preemption.
@@ -126,19 +126,19 @@ class Request:
         bad_words: token sequences that may not come to an end in the output.
         logprobs: of its tokens, as far as they are wanted.
         forced: output tokens to come that are settled already.
-        repetition: sees where the output goes round in circles, where that ends it.
+        repetition: detects repetition, if that ends the output.
         scored_tokens: [K] tokens of which only the log-probabilities after the prompt are
             wanted; such a request generates nothing.
         scores: [K] these log-probabilities, once the step that gives them was processed.
         max_total_tokens: prompt and output together at most.
-        priority: a request with a higher number makes room first.
+        priority: a request with a higher number is preempted first.
         arrival: position in the order of submission; earlier goes first.
         num_computed: tokens whose KV is in the pool.
-        max_computed: the highest ``num_computed`` before it last made room.
+        max_computed: the highest ``num_computed`` before it was last preempted.
         block_table: the pool's blocks that hold its KV, in order.
-        num_released: leading entries of the table that the window has left; they are -1.
+        num_released: leading entries of the table that are out of the window; they are -1.
         leaf: index node of the last published block; the next hangs below it.
-        num_published: leading blocks of the table that stand in the prefix index.
+        num_published: leading blocks of the table that are in the prefix index.
         publishes: False once another request's block took this content's place.
         swapped: its KV in the CPU pool, while swapped out.
         left_in_index: while it is ending, the index nodes of its private blocks.
@@ -227,7 +227,7 @@ class Request:
     def first_logits(self) -> int:
         """The first position of which logits are wanted still, besides those of the last token.
 
-        All positions that were computed before it made room have given theirs.
+        All positions that were computed before it was preempted have given theirs.
         """
         if self.logprobs is None:
             return NEVER

@@ -148,7 +148,7 @@ class Scheduler:
         """Plan the next step.
 
         Returns:
-            The plan; None where no request is left to run, or where the last ones ended
+            The plan; None if no request is left to run, or where the last ones ended
             while memory was sought (:meth:`take_finished` has them: call again).
 
         Raises:
@@ -204,7 +204,7 @@ class Scheduler:
         demand += self.swap_space.num_blocks - self.swap_space.num_free
         for request in self.waiting:
             if not request.account.num_preemptions:
-                break  # preempted ones stand in front
+                break  # preempted ones come first
             demand += self.blocks.most_blocks_for(len(request.token_ids))
         return demand
 
@@ -227,9 +227,9 @@ class Scheduler:
         self.blocks.last_arrival = self._queues.last_arrival
 
     def _continue_running(self, builder: PlanBuilder) -> None:
-        """Give the running rows their tokens, in the order of their start."""
+        """Return the running rows their tokens, in the order of their start."""
         self._release_out_of_window()
-        # Where all that the budget reaches have to leave, those behind them take their place.
+        # Where all that the budget reaches have to leave, those after them take their place.
         while len(self.running) and not len(builder.indices):
             indices = self.running.indices()
             lengths = builder.cut(self.running, indices, self.running.uncomputed(indices))
@@ -270,7 +270,7 @@ class Scheduler:
         self.running.take_tables(grown)
 
     def _grow_or_preempt(self, builder: PlanBuilder, request: Request, num_tokens: int) -> bool:
-        """Grow a running request, preempting others; False where it had to leave itself."""
+        """Grow a running request, preempting others; False if it had to leave itself."""
         while not self.blocks.grow(request, num_tokens):
             candidates = [r for r in self.running if r.request_id not in builder.grown]
             victim = min(candidates, key=_worth)
@@ -351,7 +351,7 @@ class Scheduler:
             insort(self.swapped, victim, key=by_arrival)
         else:
             victim.status = Status.WAITING
-            # Only requests preempted before it can stand in front: this is a short search.
+            # Only requests preempted before it can come first: this is a short search.
             self.waiting.insert(bisect(self.waiting, victim.arrival, key=by_arrival), victim)
             self._look_ahead()
         self.blocks.release(victim)

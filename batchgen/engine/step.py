@@ -24,7 +24,7 @@ NO_LEGAL_TOKEN = -2
 
 
 class MaskSource(Protocol):
-    """Says for many constraints at once which tokens they allow next."""
+    """Returns for many constraints at once which tokens they allow next."""
 
     @property
     def num_words(self) -> int:
@@ -62,7 +62,7 @@ class Constraint(Protocol):
         """Take the next token of the output."""
 
     def forced(self) -> list[int]:
-        """Give the next tokens as long as only one is allowed."""
+        """Return the next tokens as long as only one is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class LogprobRows:
     ranks: npt.NDArray[np.int32]
 
     def __getitem__(self, part: slice) -> LogprobRows:
-        """Give some of the tokens; writing there is writing here."""
+        """Return some of the tokens; writing there is writing here."""
         return LogprobRows(self.token_ids[part], self.logprobs[part], self.ranks[part])
 
     @classmethod
@@ -203,7 +203,7 @@ class SampleBatch:
     def needs_host(self) -> bool:
         """Whether the next step cannot be planned before the host has read these tokens.
 
-        A constraint must see a token before it can say which may follow, bad words are told by
+        A constraint must see a token before it can say which may follow, bad words depend on
         the tokens before them, penalties are over all tokens so far, and scores and logs are
         read by the host as they are.
         """
@@ -233,7 +233,7 @@ class StepPlan:
         query_starts: [R + 1] where each row begins in the T tokens.
         context_lens: [R] tokens a row has in the pool after this step.
         block_tables: [R, W] int32 blocks of each row; entries past a row's own, and those
-            that the model's window has left behind, are 0.
+            that are out of the model's window, are 0.
         samples: the tokens to sample.
         swap_out: [N, 2] copies from pool block to CPU block.
         swap_in: [N, 2] copies from CPU block to pool block.

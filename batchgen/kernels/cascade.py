@@ -57,7 +57,7 @@ class OwnKeys:
     _biases: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def bias(self, group: int, queries: slice) -> torch.Tensor:
-        """Give what to add to some queries' scores: [R, 1, q * G, C] float32.
+        """Return what to add to some queries' scores: [R, 1, q * G, C] float32.
 
         It is the same in every layer; that of all queries at once is kept.
         """
@@ -192,7 +192,7 @@ class _Attention:
             query: float32, as all others, in any strides.
             key: as many heads as the queries have groups.
             value: [R, H, C, Dv].
-            rows: says what is hidden; None where nothing is.
+            rows: says what is hidden; None if nothing is.
 
         Returns:
             [R, H, n, G, Dv] and the [R, H, n, G] log-sum-exp of the scores.

@@ -64,7 +64,7 @@ def attention_forward(
         attention_mask: None, since an unknown attention name gets no mask, unless the family
             makes its own. The probe refuses those.
         scaling: factor on the scores; None is one over the root of D.
-        sliding_window: window of this layer, None where it sees everything.
+        sliding_window: window of this layer, None if it sees everything.
         softcap: soft cap on the scores.
         s_aux: attention sinks, a logit per head.
         kwargs: what else the family passes along.

@@ -1,7 +1,7 @@
 """What the attention kernels read of a step, as one array of integers: one upload a step.
 
 The array has the layout of an :class:`InputShape`. A step of its own shape fills it exactly.
-A shape of upper bounds fits many steps: rows and tokens behind the step's own are padding
+A shape of upper bounds fits many steps: rows and tokens past the step's own are padding
 (slot -1, length 0), so that a captured graph finds its numbers at fixed addresses.
 """
 
@@ -60,7 +60,7 @@ class StepMetadata:
         block_tables: [R, W].
         rows: the rows with all their keys.
         own_rows: the rows with the keys that no segment holds.
-        segments: what rows share; None where they share nothing.
+        segments: what rows share; None if they share nothing.
     """
 
     slots: torch.Tensor
@@ -105,7 +105,7 @@ class AttentionMetadata:
             self.size += -(-length // _ALIGNMENT) * _ALIGNMENT
 
     def fits(self, plan: StepPlan) -> bool:
-        """Tell whether a step is within the shape; shared runs always are."""
+        """Return whether a step is within the shape; shared runs always are."""
         shape, lengths = self.shape, np.diff(plan.query_starts)
         return (
             plan.num_tokens <= shape.num_tokens
@@ -116,7 +116,7 @@ class AttentionMetadata:
         )
 
     def holds(self, plan: StepPlan, runs: list[SharedRun]) -> bool:
-        """Tell whether there is room for all that the rows of a step share."""
+        """Return whether there is room for all that the rows of a step share."""
         return len(self._fitting(plan, runs)) == len(runs)
 
     def clear(self, array: Ints32) -> None:
@@ -129,7 +129,7 @@ class AttentionMetadata:
     def take(self, narrow: "AttentionMetadata", source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy a step from an array whose block tables are narrower, and all else alike.
 
-        What the tables hold behind the step's own entries stays as it is: it is not read.
+        What the tables hold past the step's own entries stays as it is: it is not read.
 
         Args:
             narrow: the layout of the source.
@@ -144,7 +144,7 @@ class AttentionMetadata:
         tables[:, :width].copy_(source[at : at + narrow_length].view(num_rows, width))
 
     def fill(self, array: Ints32, plan: StepPlan, runs: list[SharedRun]) -> None:
-        """Write a step that fits, and padding behind it.
+        """Write a step that fits, and padding after it.
 
         Args:
             array: [size] int32, overwritten as a whole.
@@ -167,7 +167,7 @@ class AttentionMetadata:
         self._fill_segments(part, plan, runs)
 
     def find(self, array: torch.Tensor) -> StepMetadata:
-        """Give the step's tensors as views of [size] int32 numbers on the device."""
+        """Return the step's tensors as views of [size] int32 numbers on the device."""
         shape, part = self.shape, self._parts_of(array)
         starts, lengths = part["query_starts"], part["context_lens"]
         segments = None

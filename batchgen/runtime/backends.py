@@ -55,7 +55,7 @@ def choose_attention(
     Args:
         name: which one.
         needs: what it has to work with.
-        say: is told where ``auto`` has to do without the fastest one.
+        say: takes a note if ``auto`` has to do without the fastest one.
 
     Raises:
         UsageError: the backend that was asked for does not work here, or none does.
@@ -104,7 +104,7 @@ def _make(name: AttentionName, needs: AttentionNeeds) -> AttentionBackend:
 
 
 def _problem(name: AttentionName, needs: AttentionNeeds) -> str | None:
-    """Say what is in a backend's way; None where it works."""
+    """Return what is in a backend's way; None if it works."""
     if name is AttentionName.NATIVE:
         return _prepare_native(needs)
     if name is AttentionName.TORCH:
@@ -129,7 +129,7 @@ def _problem_with_torch(needs: AttentionNeeds) -> str | None:
 
 
 def _prepare_native(needs: AttentionNeeds) -> str | None:
-    """Compile the native kernel for all layers; give what is in the way."""
+    """Compile the native kernel for all layers; return what is in the way."""
     if needs.device.type != "cpu":
         return f"it runs on a CPU, not on {needs.device.type}"
     if needs.kv_dtype != torch.float32:

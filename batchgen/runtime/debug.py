@@ -18,7 +18,7 @@ class InvariantChecker(Protocol):
         """Raise if a slot that is written is not its row's own."""
 
     def protected(self) -> dict[int, int]:
-        """Give blocks and the number of their leading tokens that may not change."""
+        """Return blocks and the number of their leading tokens that may not change."""
 
 
 class CheckingExecutor:

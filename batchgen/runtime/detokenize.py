@@ -78,7 +78,7 @@ class Detokenizer:
         *,
         skip_special_tokens: bool,
     ) -> str:
-        """Give the text that was generated after a prompt."""
+        """Return the text that was generated after a prompt."""
         decoder = OutputDecoder(self, prompt_token_ids, skip_special_tokens=skip_special_tokens)
         decoder.extend(output_token_ids)
         return decoder.text
@@ -210,7 +210,7 @@ class StopStringMatcher:
         ]
 
     def _first_special(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Give the first special token between two places: where it begins, its place."""
+        """Return the first special token between two places: where it begins, its place."""
         return [(b, place) for b, e, place in self._special if b < end and start < e][:1]
 
 

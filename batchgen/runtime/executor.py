@@ -33,10 +33,10 @@ class StepBody(Protocol):
     """The forward pass of a step, its numbers on their way to the device."""
 
     def set_up(self) -> torch.Tensor:
-        """Bring the numbers to where they are read; give the token ids there."""
+        """Bring the numbers to where they are read; return the token ids there."""
 
     def logits(self) -> torch.Tensor:
-        """Run it; give float32 logits, which the caller may change."""
+        """Run it; return float32 logits, which the caller may change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _EagerBody:
         forward: the model.
         token_ids, positions: [T] int64.
         logits_at: int64, ``StepPlan.logits_at``.
-        attention: what stands behind the layers' attention.
+        attention: the attention that all layers call.
         num_logits: S + P.
     """
 
@@ -232,7 +232,7 @@ class ModelExecutor:
         raise OutOfDeviceMemoryError(problem)
 
     def _move_blocks(self, step: PreparedStep) -> None:
-        """Enqueue a plan's copies, each behind what it has to wait for."""
+        """Enqueue a plan's copies, each after what it has to wait for."""
         plan = step.plan
         if len(plan.swap_out) or self.swap.is_sending:
             written = written_blocks(plan, self.cache.block_size)

@@ -29,7 +29,7 @@ _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
 
 
 def taken_as_hub_name(name: str) -> str:
-    """Say what comes before the hub's own complaint: most often a directory was meant."""
+    """Return what comes before the hub's own complaint: most often a directory was meant."""
     return f"there is no directory {Path(name).absolute()}, and as a name on the hub it has "
 
 
@@ -95,7 +95,7 @@ def _has(name: str, file: str, revision: str, *, is_local: bool = True) -> bool:
 
 
 def _failure(endpoint: str) -> OSError | None:
-    """Give why an address cannot be reached; whatever it answers, it can."""
+    """Return why an address cannot be reached; whatever it answers, it can."""
     try:
         request = urllib.request.Request(endpoint, method="HEAD")
         with urllib.request.urlopen(request, timeout=_ANSWER_S):
@@ -112,7 +112,7 @@ def _failure(endpoint: str) -> OSError | None:
 
 @contextmanager
 def retries_unsaid() -> Iterator[None]:
-    """Keep the hub's client from warning of each attempt; its last error is told anyhow."""
+    """Keep the hub's client from warning of each attempt; its last error is shown anyhow."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -111,12 +111,12 @@ def kv_bytes_per_token(layers: list[LayerGeometry], dtype: torch.dtype) -> int:
 
 
 def is_fp8(dtype: torch.dtype) -> bool:
-    """Tell whether numbers take one byte, so that they need scales."""
+    """Return whether numbers take one byte, so that they need scales."""
     return dtype.itemsize == 1
 
 
 def window_of_all(layers: list[LayerGeometry]) -> int | None:
-    """Give the tokens that any layer still sees; None where a layer sees all."""
+    """Return the tokens that any layer still sees; None if a layer sees all."""
     windows = [layer.window for layer in layers]
     return None if None in windows else max(window or 0 for window in windows)
 
@@ -127,7 +127,7 @@ class KVFormat:
 
     Attributes:
         dtype: of the numbers.
-        scales: of fp8 numbers, for each layer; None where they are kept as they are.
+        scales: of fp8 numbers, for each layer; None if they are kept as they are.
     """
 
     dtype: torch.dtype
@@ -141,7 +141,7 @@ class KVCache:
         keys: for each layer [num_blocks, block_size, Hkv, D].
         values: for each layer [num_blocks, block_size, Hkv, Dv].
         moves: moves blocks of all layers.
-        scales: of an fp8 pool, for each layer; None where numbers are kept as they are.
+        scales: of an fp8 pool, for each layer; None if numbers are kept as they are.
         swap_pool: [num_swap_blocks, moves.staging_bytes] uint8 on the host, a block in a row.
     """
 
@@ -179,7 +179,7 @@ class KVCache:
             )
 
     def checksum(self, block: int, num_tokens: int) -> int:
-        """Give a checksum over the K and V of a block's first tokens in all layers."""
+        """Return a checksum over the K and V of a block's first tokens in all layers."""
         total = 0
         for tensor in (*self.keys, *self.values):
             content = tensor[block, :num_tokens].contiguous().cpu().view(torch.uint8)
@@ -195,7 +195,7 @@ class KVCache:
 
 @contextmanager
 def _refused(what: str, keys: str) -> Iterator[None]:
-    """Say what there was no memory for, and which keys make it smaller."""
+    """Return what there was no memory for, and which keys make it smaller."""
     try:
         yield
     except RuntimeError as error:

@@ -56,7 +56,7 @@ def resolve_kv_dtype(name: KVDtype, model_dtype: torch.dtype) -> torch.dtype:
 
 
 def drift_warning(kv_dtype: torch.dtype, model_dtype: torch.dtype) -> str | None:
-    """Say what a smaller dtype costs; None where nothing is rounded."""
+    """Return what a smaller dtype costs; None if nothing is rounded."""
     if kv_dtype == model_dtype:
         return None
     own, kept = (str(dtype).removeprefix("torch.") for dtype in (model_dtype, kv_dtype))
@@ -111,6 +111,6 @@ class _LargestNumbers:
 
 
 def _scale(numbers: torch.Tensor) -> torch.Tensor:
-    """Give what [T, Hkv, D] numbers are divided by: [Hkv] float32."""
+    """Return what [T, Hkv, D] numbers are divided by: [Hkv] float32."""
     largest = numbers.float().abs().amax(dim=(0, 2))
     return largest.clamp_min(1e-6) * (_HEADROOM / torch.finfo(FP8).max)

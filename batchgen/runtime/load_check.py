@@ -107,7 +107,7 @@ def _sequences(config: Any, max_model_len: int) -> list[IntArray]:
 
 @contextmanager
 def _own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Give a model transformers' own attention for a while: eager, which every family has."""
+    """Return a model transformers' own attention for a while: eager, which every family has."""
     model.set_attn_implementation("eager")
     try:
         yield

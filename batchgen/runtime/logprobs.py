@@ -89,7 +89,7 @@ def logprob_rows(logits: torch.Tensor, tokens: torch.Tensor, num_best: int) -> L
 def _entries(
     logits: torch.Tensor, tokens: torch.Tensor, num_best: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Give ids and log-probabilities [R, 1 + K], and ranks [R]."""
+    """Return ids and log-probabilities [R, 1 + K], and ranks [R]."""
     keys = _order_keys(logits)
     best = keys.topk(num_best, dim=-1).indices if num_best else tokens[:, None][:, :0]
     ids = torch.cat([tokens[:, None], best], dim=-1)
@@ -100,7 +100,7 @@ def _entries(
 
 
 def _order_keys(logits: torch.Tensor) -> torch.Tensor:
-    """Give [R, V] int64 keys that differ and stand in the order of logits, then of lower ids."""
+    """Return [R, V] int64 keys that differ and stand in the order of logits, then of lower ids."""
     # Adding 0 makes one zero of two; the bits of negative numbers stand the other way round.
     bits = (logits + 0.0).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)

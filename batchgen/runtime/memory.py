@@ -30,7 +30,7 @@ class DeviceMemory(Protocol):
         """Begin to watch the peak."""
 
     def trim(self) -> None:
-        """Give back what is only in hand."""
+        """Return back what is only in hand."""
 
 
 class CudaMemory:

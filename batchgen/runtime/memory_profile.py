@@ -23,7 +23,7 @@ _SHARED_TOKENS = 128
 
 
 def full_step(num_tokens: int, num_rows: int, block_size: int, max_row_tokens: int) -> StepPlan:
-    """Make the plan of the largest step: prompts behind a prefix, all other rows decoding.
+    """Make the plan of the largest step: prompts after a prefix, all other rows decoding.
 
     Every row samples, so the logits are the largest too. All rows use the same blocks:
     what they compute means nothing.
@@ -73,7 +73,7 @@ def _shared_tokens(num_rows: int, block_size: int, max_row_tokens: int) -> int:
 
 
 def _row_lengths(num_tokens: int, num_rows: int, longest: int) -> IntArray:
-    """Give each row a token, and the first of them as many as they may have."""
+    """Return each row a token, and the first of them as many as they may have."""
     left = num_tokens - num_rows - np.arange(num_rows) * (longest - 1)
     return 1 + np.clip(left, 0, longest - 1)
 
@@ -88,7 +88,7 @@ def activation_bytes(
     block_size: int,
     kv_format: KVFormat,
 ) -> int:
-    """Run the largest step over a pool of its own; give its peak above that, in bytes.
+    """Run the largest step over a pool of its own; return its peak above that, in bytes.
 
     Raises:
         UsageError: there is no memory for it.
@@ -132,7 +132,7 @@ def graph_bytes(
     kv_format: KVFormat,
     say: Callable[[str], None],
 ) -> int:
-    """Capture two graphs over a pool of a single block; give what all will take, in bytes.
+    """Capture two graphs over a pool of a single block; return what all will take, in bytes.
 
     The second finds room in the first's memory, as all others will, and takes what is every
     graph's own.
@@ -145,7 +145,7 @@ def graph_bytes(
         max_rows: rows of the largest step.
         block_size: tokens in a block.
         kv_format: of the pool.
-        say: is told why there can be no graphs; 0 is given then.
+        say: takes the reason if there can be no graphs; 0 is given then.
     """
     cache = KVCache(
         loaded.layers,

@@ -132,7 +132,7 @@ def load_eos_ids(source: ModelSource, config: Any, tokenizer: Any) -> frozenset[
     Args:
         source: where the model comes from.
         config: of the model, see :func:`load_config`.
-        tokenizer: a transformers tokenizer, or None where the model has none.
+        tokenizer: a transformers tokenizer, or None if the model has none.
     """
     path = Path(source.path)
     folder = path.parent if path.suffix == ".gguf" else path
@@ -187,7 +187,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device_type: str, config: Any) -> torch.dtype | None:
-    """Return what a model computes in; None where only its weights say that.
+    """Return what a model computes in; None if only its weights say that.
 
     Args:
         name: ``model.dtype``; ``auto`` is float32 on a CPU and else the checkpoint's.
@@ -242,7 +242,7 @@ def geometry_without_weights(
     """Probe a model that has shapes but no weights, for planning.
 
     Returns:
-        Geometry of each layer; None where the family cannot run without values.
+        Geometry of each layer; None if the family cannot run without values.
 
     Raises:
         UsageError: the family cannot run on a paged pool.

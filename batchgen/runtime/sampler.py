@@ -45,7 +45,7 @@ class _RandomRows:
         rows: [R] int64 places in the batch.
         noise: [R, 1] float64 in [0, 1).
         temperature: [R, 1] float64.
-        min_p, top_k, top_p: [R, 1] float64; None where no row asks for it.
+        min_p, top_k, top_p: [R, 1] float64; None if no row asks for it.
     """
 
     rows: torch.Tensor
@@ -63,7 +63,7 @@ class SamplingMetadata:
     Attributes:
         samples: the batch.
         random: its rows that are not greedy, some at a time.
-        banned: [B, 2] int64 pairs of row and token that may not be; None where all may.
+        banned: [B, 2] int64 pairs of row and token that may not be; None if all may.
     """
 
     samples: SampleBatch
@@ -251,7 +251,7 @@ def _draw(logits: torch.Tensor, random: _RandomRows) -> torch.Tensor:
 
 
 def _filtered_probabilities(logits: torch.Tensor, random: _RandomRows) -> torch.Tensor:
-    """Give [R, V] float64 probabilities after temperature, min_p, top_k and top_p."""
+    """Return [R, V] float64 probabilities after temperature, min_p, top_k and top_p."""
     # The maximum is subtracted before the division: no temperature overflows it.
     shifted = logits.double() - logits.max(dim=-1, keepdim=True).values.double()
     probabilities = torch.softmax(shifted / random.temperature.clamp_min(1e-30), dim=-1)

@@ -107,7 +107,7 @@ def _find_runs(
     least: int,
     runs: list[SharedRun],
 ) -> None:
-    """Collect the runs of rows that share blocks behind ``within.stop``, the wide ones first."""
+    """Collect the runs of rows that share blocks past ``within.stop``, the wide ones first."""
     depth = within.stop
     if depth >= tables.shape[1]:
         return

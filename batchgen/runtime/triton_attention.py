@@ -33,7 +33,7 @@ from batchgen.runtime.shared_prefixes import SharedPrefix, SharedRun, shared_run
 def problem_with_triton(
     layers: list[LayerGeometry], device: torch.device, kv_dtype: torch.dtype
 ) -> str | None:
-    """Say why the kernels cannot run a model on a device; None where they can."""
+    """Return why the kernels cannot run a model on a device; None if they can."""
     if device.type == "cpu" and not is_interpreted():
         return (
             "Triton's kernels need a GPU; on a CPU they run only in Triton's interpreter, for "

@@ -98,7 +98,7 @@ class SamplingParams:
         )
 
     def warning(self) -> str | None:
-        """Say what makes sense and is hardly meant, or None where all is well."""
+        """Return what makes sense and is hardly meant, or None if all is well."""
         if self.structured is not None and self.min_tokens:
             return (
                 f"min_tokens={self.min_tokens} with structured.*: an output that is complete "
@@ -112,7 +112,7 @@ class SamplingParams:
         )
 
     def problem(self) -> str | None:
-        """Say what makes no sense in these values, or None where all is well."""
+        """Return what makes no sense in these values, or None if all is well."""
         checks = (
             (1 <= self.n <= MAX_SAMPLES, f"n={self.n} must lie between 1 and {MAX_SAMPLES}"),
             (

@@ -25,7 +25,7 @@ class Structure:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self | None:
-        """Make one of named values; None where all of them are null.
+        """Make one of named values; None if all of them are null.
 
         Args:
             values: ``choice`` a list of text, ``regex`` a text, ``json`` a schema or its text.
@@ -62,7 +62,7 @@ def _structure(name: str, value: Any) -> Any:
 
 
 def _schema(value: Any) -> str:
-    """Give a schema as one line of JSON; its properties keep their order."""
+    """Return a schema as one line of JSON; its properties keep their order."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

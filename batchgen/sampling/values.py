@@ -41,7 +41,7 @@ def _converted(name: str, value: Any, kind: type) -> Any:
 
 
 def bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """Give (token id, number) pairs by id of a mapping, whose keys may be text as in JSON.
+    """Return (token id, number) pairs by id of a mapping, whose keys may be text as in JSON.
 
     Raises:
         ValueError: it is no such mapping.

@@ -16,7 +16,7 @@ _MOST_SWEEPS = 100
 
 
 def normalised(log_probabilities: FloatArray, offsets: FloatArray | float = 0.0) -> FloatArray:
-    """Give [N, C] probabilities over the choices, with [C] offsets added to the logarithms."""
+    """Return [N, C] probabilities over the choices, with [C] offsets added to the logarithms."""
     shifted = log_probabilities + offsets
     # A row in which every choice is impossible says nothing: all are alike.
     highest = shifted.max(axis=-1, keepdims=True)
@@ -27,7 +27,7 @@ def normalised(log_probabilities: FloatArray, offsets: FloatArray | float = 0.0)
 
 
 def content_free_offsets(log_probabilities: FloatArray) -> FloatArray:
-    """Give [C] offsets that make the choices equally likely after [P, C] empty prompts."""
+    """Return [C] offsets that make the choices equally likely after [P, C] empty prompts."""
     mean = normalised(log_probabilities).mean(axis=0)
     logarithms = np.log(np.maximum(mean, np.finfo(np.float64).tiny))
     offsets: FloatArray = logarithms.mean() - logarithms
@@ -35,7 +35,7 @@ def content_free_offsets(log_probabilities: FloatArray) -> FloatArray:
 
 
 def prior_offsets(log_probabilities: FloatArray, shares: FloatArray) -> FloatArray:
-    """Give [C] offsets with which the likeliest choices of [N, C] rows have [C] shares.
+    """Return [C] offsets with which the likeliest choices of [N, C] rows have [C] shares.
 
     One choice after the other gets the offset at which it wins its share against the others
     as they stand, until nothing moves. For two choices that is the threshold at the quantile

@@ -43,7 +43,7 @@ class ChoiceTree:
         )
 
     def log_probabilities(self, scores: Sequence[FloatArray]) -> FloatArray:
-        """Give the [C] log-probabilities that the text after the prompt is each choice.
+        """Return the [C] log-probabilities that the text after the prompt is each choice.
 
         A choice that is the beginning of another one counts as met where the text does not
         go on to the other; no end of sequence is asked for.

@@ -63,5 +63,5 @@ class TokenConstraint:
         self.matcher.consume_token(token_id)
 
     def forced(self) -> list[int]:
-        """Give the next tokens as long as only one is allowed."""
+        """Return the next tokens as long as only one is allowed."""
         return self.matcher.compute_ff_tokens()

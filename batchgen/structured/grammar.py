@@ -35,14 +35,14 @@ def grammar_of(structure: Structure) -> str:
 
 
 def spelling_of(structure: Structure) -> str:
-    """Give the texts that a structure spells out, as far as that can be seen."""
+    """Return the texts that a structure spells out, as far as that can be seen."""
     if structure.choice is not None:
         return "\0".join(structure.choice)
     return (structure.regex or structure.json or "").replace("\\", "")
 
 
 def notes_on(structure: Structure) -> list[str]:
-    """Say what of a usable structure outputs are not held to."""
+    """Return what of a usable structure outputs are not held to."""
     if structure.json is None:
         return []
     formats = sorted(prepare(json.loads(structure.json)).unknown_formats)
@@ -89,7 +89,7 @@ def _explain_regex(pattern: str, error: str) -> str:
 
 
 def _locate(schema: Any, error: str) -> str:
-    """Give the JSON pointer of the innermost schema that the library complains of."""
+    """Return the JSON pointer of the innermost schema that the library complains of."""
     inner: dict[str, Any] = schema if isinstance(schema, dict) else {}
     shared: dict[str, Any] = {
         name: inner[name] for name in ("$defs", "definitions") if name in inner

@@ -49,7 +49,7 @@ class Grammars:
     """Compiles structures and choices for one model's tokens.
 
     Args:
-        tokenizer: a transformers tokenizer, or None where the model has none.
+        tokenizer: a transformers tokenizer, or None if the model has none.
         vocab_size: ids of the model's logits.
         eos_token_ids: gives the ids that end an output; asked for when first needed.
     """
@@ -64,7 +64,7 @@ class Grammars:
         self._trees = lru_cache(_MOST_COMPILED)(partial(_compiled, self._tree))
 
     def problem(self, params: SamplingParams) -> RowError | None:
-        """Say why no output can be as the parameters ask, or None where one can.
+        """Return why no output can be as the parameters ask, or None if one can.
 
         The error's type is ``invalid_sampling_params`` where they make no sense in
         themselves, and ``unsatisfiable_constraint`` where nothing matches them.
@@ -76,7 +76,7 @@ class Grammars:
         return None
 
     def notes(self, params: SamplingParams) -> list[str]:
-        """Say what of a structure without a :meth:`problem` outputs are not held to."""
+        """Return what of a structure without a :meth:`problem` outputs are not held to."""
         return notes_on(params.structured) if params.structured is not None else []
 
     def constraint(self, structure: Structure) -> TokenConstraint:
@@ -86,7 +86,7 @@ class Grammars:
         return TokenConstraint(matcher, self._masks)
 
     def tree(self, choices: tuple[str, ...]) -> ChoiceTree:
-        """Give the token tree of choices that have no :meth:`problem`."""
+        """Return the token tree of choices that have no :meth:`problem`."""
         tree = self._trees(choices).result
         assert tree is not None
         return tree

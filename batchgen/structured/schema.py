@@ -173,7 +173,7 @@ def pointer_to(steps: tuple[str, ...]) -> str:
 
 
 def _found(root: Any, reference: str) -> Any:
-    """Give what a reference within a schema leads to; None where it leads nowhere."""
+    """Return what a reference within a schema leads to; None if it leads nowhere."""
     if not reference.startswith("#/"):
         return None
     found = root
@@ -246,7 +246,7 @@ def _byte_tokens() -> LLTokenizer:
 
 
 def _after(schema: Any, text: str) -> LLMatcher | None:
-    """Give the state of a schema's grammar after a text, or None where it does not accept it."""
+    """Return the state of a schema's grammar after a text, or None if it does not accept it."""
     matcher = LLMatcher(_byte_tokens(), json_grammar(schema), log_level=0)
     tokens = list(text.encode())
     if matcher.is_error() or matcher.try_consume_tokens(tokens) < len(tokens):

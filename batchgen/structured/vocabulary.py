@@ -26,7 +26,7 @@ def load_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Set[int]) ->
     """Make the vocabulary; it takes about a second for 100,000 tokens.
 
     Args:
-        tokenizer: a transformers tokenizer, or None where the model has none.
+        tokenizer: a transformers tokenizer, or None if the model has none.
         vocab_size: ids of the model's logits; those that the tokenizer does not know are
             never allowed.
         eos_token_ids: ids that end an output; all of them are allowed where it may end.

@@ -281,7 +281,7 @@ def load_engine(name: str, arguments: list[str], stock_rows: int | None) -> Engi
 
 
 def prompts_of(rows: JobRows) -> list[Prompt]:
-    """Give a job's rows as other engines get them, without those that have errors."""
+    """Return a job's rows as other engines get them, without those that have errors."""
     store, room = rows.store, rows.inputs.limits.max_model_len
     prompts = []
     for row in store.good_rows.tolist():
@@ -299,7 +299,7 @@ def spread(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
 
 
 def stock_dtype(config: Config) -> torch.dtype | str:
-    """Give the dtype that a job computes in, in transformers' words."""
+    """Return the dtype that a job computes in, in transformers' words."""
     on_cpu = resolve_device(config.model.device).type == "cpu"
     return DTYPES.get(config.model.dtype) or (torch.float32 if on_cpu else "auto")
 

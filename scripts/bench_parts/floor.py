@@ -257,7 +257,7 @@ class Products:
         return torch.randn(shape, dtype=self._model.dtype, device=self._model.device)
 
     def _time(self, products: Callable[[], object]) -> float:
-        """Give the median seconds of a call."""
+        """Return the median seconds of a call."""
         seconds = []
         for _ in range(1 + TIMINGS):
             self._synchronize()
@@ -282,7 +282,7 @@ def load_products(arguments: list[str]) -> Products:
 
 
 def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Give the [out, in] weights of all linear layers, in the order of the model."""
+    """Return the [out, in] weights of all linear layers, in the order of the model."""
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             yield module.weight

@@ -154,7 +154,7 @@ class Results:
         """Count rows with the reference's tokens, and rows that both ran.
 
         Returns:
-            The two; None where the reference did not run.
+            The two; None if the reference did not run.
         """
         reference = self.runs.get(REFERENCE)
         if not reference:
@@ -164,7 +164,7 @@ class Results:
         return sum(outputs[row] == expected[row] for row in both), len(both)
 
     def slowdowns(self, engine: str) -> Spread:
-        """Give how much longer an engine takes for a row than ours does, repeat by repeat."""
+        """Return how much longer an engine takes for a row than ours does, repeat by repeat."""
         pairs = zip(self.runs[OURS], self.runs[engine], strict=True)
         return Spread([ours.rows_per_s / other.rows_per_s for ours, other in pairs])
 
@@ -247,7 +247,7 @@ class Results:
         )
 
     def records(self, machine: Machine) -> Iterator[dict[str, Any]]:
-        """Give a row of the results' table for every run, the floor's too."""
+        """Return a row of the results' table for every run, the floor's too."""
         facts = self.facts
         common = {
             "workload": facts.workload,

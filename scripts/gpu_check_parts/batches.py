@@ -211,6 +211,6 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
-    """Give the largest error beside 1 + the expected size; NaN where anything is NaN."""
+    """Return the largest error beside 1 + the expected size; NaN where anything is NaN."""
     errors = (out.double() - expected).abs() / (1 + expected.abs())
     return float(errors.max())

@@ -25,7 +25,7 @@ def run(context: Context) -> None:
 
 
 def layers(dry_run: bool) -> dict[str, Layer]:
-    """Give the attention of the models whose steps are timed, and of those with fixed bits."""
+    """Return the attention of the models whose steps are timed, and of those with fixed bits."""
     found = {
         name: _layer(llama_config(name, dry_run), torch.bfloat16) for name in ("1B", "8B", "7B")
     }

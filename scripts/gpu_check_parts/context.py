@@ -55,7 +55,7 @@ class Context:
         return self._deadline - time.monotonic()
 
     def choose(self, full: T, small: T) -> T:
-        """Give the size for a GPU, or that for a dry run."""
+        """Return the size for a GPU, or that for a dry run."""
         return small if self.dry_run else full
 
     def generator(self, name: str) -> torch.Generator:
@@ -89,7 +89,7 @@ class Context:
                 torch.cuda.empty_cache()
 
     def mine(self, items: Sequence[T]) -> Sequence[T]:
-        """Give this process's share of what the part's processes do side by side."""
+        """Return this process's share of what the part's processes do side by side."""
         return items[self._lane :: self._lanes]
 
     def in_time(self, items: Iterable[T], name: Callable[[T], str]) -> Iterator[T]:

@@ -84,7 +84,7 @@ def _bits_of_rows(
     order: Sequence[int] | None,
     must_count: Sequence[str],
 ) -> tuple[list[Bits], list[str]]:
-    """Run rows in an order, or in a job's; give each one's bits, and counters that stayed at 0."""
+    """Run rows in an order, or in a job's; return their bits, and counters that stayed at 0."""
     given = rows if order is None else [rows[index] for index in order]
     in_order = order is not None
     done = run_rows(loaded, settings, given, in_order=in_order, logprobs=_NUM_BEST)

@@ -231,13 +231,13 @@ def run_requests(built: Built, requests: Sequence[Request], loaded: LoadedModel)
 
 
 def ordered(rows: Sequence[Row]) -> list[int]:
-    """Give the rows' prefix order."""
+    """Return the rows' prefix order."""
     order: list[int] = prefix_order(_ids(rows), np.arange(len(rows))).tolist()
     return order
 
 
 def lcps(rows: Sequence[Row], order: Sequence[int]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """Give the tokens that each row shares with the one before it in an order."""
+    """Return the tokens that each row shares with the one before it in an order."""
     return neighbour_lcp(_ids(rows), np.asarray(order, dtype=np.int64))
 
 

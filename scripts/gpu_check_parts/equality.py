@@ -203,7 +203,7 @@ def score_prompts(
     prompts: Sequence[Sequence[int]],
     order: Sequence[int] | None = None,
 ) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """Give [N, V] log-probabilities of all tokens after each prompt, by its number."""
+    """Return [N, V] log-probabilities of all tokens after each prompt, by its number."""
     vocabulary = np.arange(loaded.vocab_size)
     requests = [
         Request.create(

@@ -44,7 +44,7 @@ def describe_software() -> str:
 
 
 def data_sheet(device: torch.device) -> Card | None:
-    """Give the card's peaks, where they are known."""
+    """Return the card's peaks, where they are known."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

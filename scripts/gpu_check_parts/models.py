@@ -19,7 +19,7 @@ _SPREAD_AT = 48
 
 
 def _small(config: Callable[..., Any], **changes: Any) -> Callable[[bool], Any]:
-    """Give what makes a family's configuration: on a GPU with heads that fill a tile."""
+    """Return what makes a family's configuration: on a GPU with heads that fill a tile."""
 
     def make(dry_run: bool) -> Any:
         head_dim = 8 if dry_run else 64
@@ -78,7 +78,7 @@ FAMILIES: dict[str, Callable[[bool], Any]] = {
 
 
 def llama_config(name: str, dry_run: bool) -> Any:
-    """Give the configuration of Llama-3.2-1B, Llama-3.1-8B or Llama-2-7B.
+    """Return the configuration of Llama-3.2-1B, Llama-3.1-8B or Llama-2-7B.
 
     A dry run keeps the heads' ratio and drops everything else.
     """

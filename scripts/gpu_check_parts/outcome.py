@@ -18,7 +18,7 @@ class Figure:
     """Something measured.
 
     Attributes:
-        predicted: what the roofline gives for it, in the same unit; None where it says nothing.
+        predicted: what the roofline gives for it, in the same unit; None if it says nothing.
         note: what the figure was measured on.
     """
 
@@ -64,5 +64,5 @@ class PartOutcome:
         return [check for check in self.checks if not check.passed]
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as JSON's own types."""
+        """Return it as JSON's own types."""
         return asdict(self)

@@ -133,7 +133,7 @@ SHARES = (1.0, 0.6, 0.35)
 
 
 def headline(card: Card) -> list[tuple[str, Bound]]:
-    """Give the bound of the headline's job with and without sharing."""
+    """Return the bound of the headline's job with and without sharing."""
     found = []
     for name, sharing in (("prefix computed once", True), ("prefix computed for every row", False)):
         work = few_shot_work(

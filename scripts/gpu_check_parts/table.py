@@ -35,7 +35,7 @@ def summary_table(outcomes: Sequence[PartOutcome]) -> str:
 
 
 def _share(value: float, predicted: float, unit: str) -> float:
-    """Say how much of the possible was reached: for times less is more."""
+    """Return how much of the possible was reached: for times less is more."""
     if unit in {"s", "ms", "us"}:
         return predicted / value if value else 0.0
     return value / predicted if predicted else 0.0

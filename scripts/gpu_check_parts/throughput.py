@@ -243,7 +243,7 @@ def _continuous_settings(context: Context) -> ContinuousBatchingConfig:
 
 
 def _run_continuous(manager: Any, rows: Sequence[Row], label: str, patience_s: float) -> float:
-    """Run rows; give the seconds.
+    """Run rows; return the seconds.
 
     Raises:
         RuntimeError: its thread ended, or it took too long.

@@ -97,7 +97,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def peak_memory_bytes() -> int | None:
-    """Give the most memory that this process and its children held; None outside Linux."""
+    """Return the most memory that this process and its children held; None outside Linux."""
     processes = {int(path.name): path for path in Path("/proc").glob("[0-9]*")}
     parents, peaks = {}, {}
     for process, path in processes.items():

@@ -90,7 +90,7 @@ def _pipeline(request: Request, directory: Path) -> Any:
 
 
 def _calls(request: Request) -> Iterator[slice]:
-    """Say which rows are handed over together."""
+    """Return which rows are handed over together."""
     count = len(request.prompts)
     if request.variant == "one_call":
         yield slice(0, count)
@@ -104,7 +104,7 @@ def _calls(request: Request) -> Iterator[slice]:
 
 
 def _exported(request: Request) -> Path:
-    """Give the exported model's directory, made by optimum-cli where it is missing."""
+    """Return the exported model's directory, made by optimum-cli where it is missing."""
     source, weights = Path(request.model), WEIGHTS[request.dtype]
     target = source.with_name(f"{source.name}-openvino-{weights}")
     if not target.is_dir():

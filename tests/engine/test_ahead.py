@@ -110,7 +110,7 @@ def test_where_rows_end_by_length_every_plan_and_every_account_is_the_same() -> 
 
 
 def _compare_with_surprises() -> int:
-    """Rows that end at any token, all running at once; give how many ended by surprise."""
+    """Rows that end at any token, all running at once; return how many ended by surprise."""
     surprises = 0
     for seed in range(150):
         rng = Random(seed)

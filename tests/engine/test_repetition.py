@@ -37,7 +37,7 @@ def test_the_watch_says_what_the_rule_says_after_each_token(tokens, count):
 
 
 class _Loops(FakeExecutor):
-    """Says 30 to 34 once, then 40 41 42 for ever."""
+    """Returns 30 to 34 once, then 40 41 42 for ever."""
 
     def _sample(self, history, samples, index) -> int:
         position = samples.positions[index]

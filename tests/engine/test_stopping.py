@@ -12,7 +12,7 @@ EOS, END = 7, 9
 
 
 class _Obedient(FakeExecutor):
-    """Says what it is told to, or the next best where that is held back."""
+    """Returns what it is told to, or the next best where that is held back."""
 
     def __init__(self, wanted: list[int]) -> None:
         super().__init__(4)

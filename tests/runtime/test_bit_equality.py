@@ -45,7 +45,7 @@ def _logits(
     sharing: SharedPrefix = SharedPrefix.AUTO,
     threads: int = 2,
 ) -> dict[tuple[int, ...], torch.Tensor]:
-    """Give the logits after each sequence of tokens that came up."""
+    """Return the logits after each sequence of tokens that came up."""
     scheduler = make_scheduler(
         2000 // block_size,
         block_size,

@@ -104,7 +104,7 @@ class Run:
         return self._log.read_text() if self._log.exists() else ""
 
     def wait(self, timeout_s: float = 60.0) -> int | None:
-        """Wait for its end: the exit code, minus the signal, or None where it still runs."""
+        """Wait for its end: the exit code, minus the signal, or None if it still runs."""
         if self._code is None:
             # It is there, and its number is its own, until it has been looked at.
             descriptor = os.pidfd_open(self.pid)
@@ -154,7 +154,7 @@ def _answer(content: Any) -> None:
 
 
 def _look_at(pid: int, ended: dict[int, int]) -> int | None:
-    """Give the exit code of a child, or None while it runs."""
+    """Return the exit code of a child, or None while it runs."""
     if pid not in ended:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:

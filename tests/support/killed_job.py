@@ -139,7 +139,7 @@ class KilledJob:
         shutil.rmtree(self.out, ignore_errors=True)
 
     def parts(self) -> list[Path]:
-        """Give the files that readers of the directory see."""
+        """Return the files that readers of the directory see."""
         return sorted(self.out.glob("*.parquet"))
 
     def results(self) -> Results:
@@ -157,7 +157,7 @@ class KilledJob:
         return found
 
     def check_kept(self, expected: Results) -> int:
-        """Check an interrupted output; give the rows in it.
+        """Check an interrupted output; return the rows in it.
 
         Raises:
             AssertionError: a part is not whole, a row stands twice or is not what it is in an

@@ -11,7 +11,7 @@ NOTE = "note"
 
 
 def texts(reports: Iterable[pytest.TestReport]) -> list[tuple[str, str]]:
-    """Give the names of tests and what they told."""
+    """Return the names of tests and what they told."""
     return [
         (report.nodeid, str(text))
         for report in reports

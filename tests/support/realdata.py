@@ -13,7 +13,7 @@ LONGEST_TOKENS = 1_500
 def real_prompt_ids(
     tokenizer: Any, count: int = 64, block_size: int = 16, longest_tokens: int = LONGEST_TOKENS
 ) -> list[list[int]]:
-    """Give real prompts for SmolLM2, the same ones on every call.
+    """Return real prompts for SmolLM2, the same ones on every call.
 
     A third are review sentences under one of two few-shot headers. The others are
     conversations through the chat template, cut after each message of the user, so that one

@@ -61,7 +61,7 @@ class S3:
         self.client.put_object(Bucket=self.bucket, Key=key, Body=content)
 
     def beside(self, bucket: str) -> "S3":
-        """Give the same server with another bucket, which is made."""
+        """Return the same server with another bucket, which is made."""
         self.client.create_bucket(Bucket=bucket)
         return S3(self.address, self.client, bucket)
 
@@ -240,7 +240,7 @@ def _head(requests: BinaryIO) -> bytes:
 
 
 def _body(head: bytes, requests: BinaryIO, most: int | None) -> bytes | None:
-    """Read a request's body; None where it does not come whole within ``most`` bytes."""
+    """Read a request's body; None if it does not come whole within ``most`` bytes."""
     found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
     content = io.BytesIO()
 

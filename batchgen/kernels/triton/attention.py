@@ -51,7 +51,7 @@ def prepare_attend(
         options: scale, window, soft cap, sinks. Segments know no window, and take no sinks:
             those belong to the rows' own part, but for a carry.
         out: [S, P, Hq, Dv] contiguous; P is T for rows. Segments with a carry do not write it.
-        lse: [S, P, Hq] float32, contiguous; None where it is not wanted. A must for S above 1.
+        lse: [S, P, Hq] float32, contiguous; None if it is not wanted. A must for S above 1.
         scales: of an fp8 pool.
         tile: replaces the table's choice.
         fixed_order: every tile of keys is masked, so that a query's result does not depend on

@@ -20,7 +20,7 @@ class PagedRows:
         max_query_len: an upper bound of a row's queries. Where it is 1 and there are as many
             tokens as rows, row ``r`` is token ``r``.
         key_starts: [R] leading tokens that are left out, because a shared segment holds them;
-            None where there are none.
+            None if there are none.
     """
 
     query_starts: torch.Tensor

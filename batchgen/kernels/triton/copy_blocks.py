@@ -136,13 +136,13 @@ class BlockCopier:
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[int, int]:
-    """Give the bytes of a block and those from a block to the next."""
+    """Return the bytes of a block and those from a block to the next."""
     assert tensor[0].is_contiguous(), "a block is not dense"
     return tensor[0].nbytes, tensor.stride(0) * tensor.element_size()
 
 
 def _word(numbers: Sequence[int]) -> int:
-    """Give the widest element that divides all numbers of bytes."""
+    """Return the widest element that divides all numbers of bytes."""
     return next(word for word in _WORDS if all(number % word == 0 for number in numbers))
 
 

@@ -26,7 +26,7 @@ def prepare_join(
     Args:
         own: S parts of each of the T tokens.
         out: [T, Hq, Dv]; zeros where a token has seen nothing.
-        lse: [T, Hq] float32, receives the joined log-sum-exp; None where it is not wanted.
+        lse: [T, Hq] float32, receives the joined log-sum-exp; None if it is not wanted.
         shared: parts of each place in shared segments.
         token_places: [T, L] places of each token, -1 for none.
     """

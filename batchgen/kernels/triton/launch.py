@@ -56,12 +56,12 @@ def ceil_div(number: int, divisor: int) -> int:
 
 
 def next_power_of_2(number: int, least: int = 1) -> int:
-    """Give the smallest power of two that is neither below ``number`` nor below ``least``."""
+    """Return the smallest power of two that is neither below ``number`` nor below ``least``."""
     return max(least, 1 << (number - 1).bit_length())
 
 
 def device_capability(device: torch.device) -> int:
-    """Give a CUDA device's capability as one number, such as 90; 0 on the interpreter's CPU."""
+    """Return a CUDA device's capability as one number, such as 90; 0 on the interpreter's CPU."""
     if device.type != "cuda":
         return 0
     major, minor = torch.cuda.get_device_capability(device)
@@ -69,7 +69,7 @@ def device_capability(device: torch.device) -> int:
 
 
 def is_interpreted() -> bool:
-    """Tell whether the kernels of this process run in Triton's interpreter."""
+    """Return whether the kernels of this process run in Triton's interpreter."""
     return _IS_INTERPRETED
 
 
@@ -99,7 +99,7 @@ def target_of(device: torch.device) -> Target:
 
 
 def problem_with_launching() -> str | None:
-    """Say why Triton starts no kernels on this machine's GPU; None where it does.
+    """Return why Triton starts no kernels on this machine's GPU; None if it does.
 
     It compiles what it starts them with when it first needs it, with the C compiler that it
     finds, which an image made for running has not.
@@ -115,7 +115,7 @@ def problem_with_launching() -> str | None:
 
 
 def stride_unit(*strides: int) -> int:
-    """Give the largest power of two, up to 16, that divides all strides.
+    """Return the largest power of two, up to 16, that divides all strides.
 
     A launch is compiled for the numbers that it is specialised for: a stride that follows the
     number of tokens would compile a kernel anew where that is a multiple of 16. What both
@@ -126,7 +126,7 @@ def stride_unit(*strides: int) -> int:
 
 
 def supports_fp8(device: torch.device) -> bool:
-    """Tell whether a device converts e4m3, which begins with capability 8.9.
+    """Return whether a device converts e4m3, which begins with capability 8.9.
 
     The interpreter's CPU does.
     """

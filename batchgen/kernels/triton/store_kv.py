@@ -77,7 +77,7 @@ def prepare_store_kv(
 
 
 def _largest(dtype: torch.dtype) -> float | None:
-    """Give what values of an fp8 dtype are cut off at; None where nothing is."""
+    """Return what values of an fp8 dtype are cut off at; None if nothing is."""
     return torch.finfo(dtype).max if dtype.itemsize == 1 else None
 
 

@@ -36,7 +36,7 @@ def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode()
 def fuse_elementwise(model: torch.nn.Module) -> int:
-    """Replace what the kernels can stand for in a float32 model on a CPU.
+    """Replace what the kernels can compute of a float32 model on a CPU.
 
     Returns:
         How many modules changed.
@@ -98,7 +98,7 @@ class _Rotations:
         self._fused: dict[Rotation, Rotation | None] = {}
 
     def fuse(self, module: torch.nn.Module, generator: torch.Generator) -> bool:
-        """Give this layer a copy of its code that looks up a rotation of ours."""
+        """Return this layer a copy of its code that looks up a rotation of ours."""
         forward = inspect.unwrap(type(module).forward)
         if not isinstance(forward, FunctionType) or _ROTATION not in forward.__code__.co_names:
             return False

@@ -46,7 +46,7 @@ class PackedProduct:
         self._left = 0
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Multiply [..., K] rows; give [..., N], computed once for the layers it is for."""
+        """Multiply [..., K] rows; return [..., N], computed once for the layers it is for."""
         if self._out is None or rows is not self._rows:
             self._rows, self._out = rows, self._multiply(rows)
             self._left = self._num_parts
@@ -68,7 +68,7 @@ class PackedLinear(torch.nn.Module):
     """A float32 ``torch.nn.Linear`` for inference on a CPU; its plain weights are gone.
 
     Args:
-        linear: the layer it stands for.
+        linear: the layer it replaces.
         product: the product that it is a part of.
         first: where in the product its outputs begin.
 
@@ -87,7 +87,7 @@ class PackedLinear(torch.nn.Module):
         self._first = first
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Multiply [..., K] rows; give [..., N], a view where the product has other parts."""
+        """Multiply [..., K] rows; return [..., N], a view where the product has other parts."""
         return self.product.of(rows).narrow(-1, self._first, self.out_features)
 
 
@@ -159,7 +159,7 @@ def _layers_of_one_input(
         The groups, and all modules that ran.
     """
     ran: set[torch.nn.Module] = set()
-    # The tensors are held: a later one cannot stand at an earlier one's address.
+    # The tensors are held: a later one cannot have an earlier one's address.
     seen: list[tuple[torch.Tensor, torch.nn.Linear]] = []
 
     def note(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

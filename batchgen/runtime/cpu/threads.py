@@ -43,7 +43,7 @@ def usable_cores() -> int:
 
 
 def _quota() -> float | None:
-    """Read the cores' worth of time that a control group grants; None where it sets no limit."""
+    """Read the cores' worth of time that a control group grants; None if it sets no limit."""
     try:
         if _CGROUP_V2.exists():
             quota, period = _CGROUP_V2.read_text(encoding="ascii").split()

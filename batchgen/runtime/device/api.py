@@ -28,7 +28,7 @@ class Stream(Protocol):
         """Enqueue work."""
 
     def record(self, event: Event) -> None:
-        """Set an event behind all work enqueued so far."""
+        """Set an event after all work enqueued so far."""
 
     def wait_for(self, event: Event) -> None:
         """Let later work wait until an event's place is reached; the host does not wait."""
@@ -55,7 +55,7 @@ class GraphPool(Protocol):
     """Memory that graphs share, of which no two are under way at once."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Do work once, behind all that was enqueued so far, then capture it.
+        """Do work once, after all that was enqueued so far, then capture it.
 
         Raises:
             RuntimeError: it cannot be captured, or there is no memory for it.
@@ -85,7 +85,7 @@ class Device(Protocol):
         """Make memory for graphs."""
 
     def trim(self) -> None:
-        """Give back memory that is kept in hand for later; waits for the device."""
+        """Return back memory that is kept in hand for later; waits for the device."""
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         """Allocate host memory that the device copies from and to by itself.

@@ -100,5 +100,5 @@ class CudaDevice:
 
 
 def device_of(torch_device: torch.device) -> Device:
-    """Give the device behind torch's name."""
+    """Return the device behind torch's name."""
     return CudaDevice(torch_device) if torch_device.type == "cuda" else HostDevice()

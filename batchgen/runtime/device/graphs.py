@@ -92,7 +92,7 @@ _FEW_RUNS = 4
 
 
 def capture_sizes(max_rows: int) -> list[int]:
-    """Give the sizes up to the first that holds all rows, or the most that a graph has.
+    """Return the sizes up to the first that holds all rows, or the most that a graph has.
 
     From 16 rows on no step is padded by more than a quarter.
     """
@@ -108,7 +108,7 @@ def capture_sizes(max_rows: int) -> list[int]:
 
 
 def graph_shapes(num_rows: int, width: int, max_keys: int, *, shares: bool) -> list[InputShape]:
-    """Give what graphs of some rows have room for: the first that holds a step takes it.
+    """Return what graphs of some rows have room for: the first that holds a step takes it.
 
     Without shared prefixes; with few of them, one a row; with any number, two a row.
 
@@ -186,7 +186,7 @@ class GraphStep:
         bucket: the bucket.
         narrow: where ``numbers`` are; its tables are as wide as the step's.
         token_ids, positions, numbers: the step's, padded to the bucket's rows.
-        rows: [S] int64 rows whose logits are wanted; None where they are the first S.
+        rows: [S] int64 rows whose logits are wanted; None if they are the first S.
         num_samples: S.
         all_logits: [most rows, V] float32, which the graph writes.
     """
@@ -202,14 +202,14 @@ class GraphStep:
     all_logits: torch.Tensor
 
     def set_up(self) -> torch.Tensor:
-        """Copy the step's numbers to where the graph looks; give its token ids there."""
+        """Copy the step's numbers to where the graph looks; return its token ids there."""
         self.bucket.token_ids.copy_(self.token_ids)
         self.bucket.positions.copy_(self.positions)
         self.bucket.inputs.take(self.narrow, self.numbers, self.bucket.numbers)
         return self.bucket.token_ids
 
     def logits(self) -> torch.Tensor:
-        """Run the graph; give [S, V] float32 logits, which the caller may change."""
+        """Run the graph; return [S, V] float32 logits, which the caller may change."""
         self.graph.replay()
         if self.rows is None:
             return self.all_logits[: self.num_samples]
@@ -226,7 +226,7 @@ class DecodeGraphs:
         attention: the backend.
         max_rows: rows of the largest step.
         max_keys: tokens of the longest row.
-        say: is told where there can be no graphs, and all steps run without them from then on;
+        say: takes the reason if there can be no graphs, and all steps run without them then;
             and where memory holds no more of them.
         patience: steps of a bucket that run without a graph before it is captured.
 
@@ -270,7 +270,7 @@ class DecodeGraphs:
         self._every_row = torch.arange(self.sizes[-1], device=self._where)
 
     def prepare(self, plan: StepPlan, put: Put) -> GraphStep | None:
-        """Upload a step for the graph that holds it; None where none does.
+        """Upload a step for the graph that holds it; None if none does.
 
         Args:
             plan: the step. A graph holds it where every row has one token, and of no token

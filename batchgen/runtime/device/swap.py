@@ -63,7 +63,7 @@ class _Staging:
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """Blocks whose way out has begun, and the event behind it."""
+    """Blocks whose way out has begun, and the event after it."""
 
     blocks: IntArray
     sent: Event
@@ -118,7 +118,7 @@ class SwapLink:
         return bool(self._leaving)
 
     def send(self, copies: IntArray, first: IntArray) -> None:
-        """Enqueue the way out of [N, 2] (pool block, CPU block), behind all work so far.
+        """Enqueue the way out of [N, 2] (pool block, CPU block), after all work so far.
 
         Args:
             copies: no place in the CPU pool twice.

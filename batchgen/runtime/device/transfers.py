@@ -34,7 +34,7 @@ class _Chunk:
 
 @dataclass(slots=True)
 class _Slot:
-    """One place of the ring: what was packed last, and the event behind its copy."""
+    """One place of the ring: what was packed last, and the event after its copy."""
 
     read: Event
     chunks: list[_Chunk] = field(default_factory=list)
@@ -134,7 +134,7 @@ def has_placeholders(plan: StepPlan) -> bool:
 
 
 def fill_placeholders(token_ids: torch.Tensor, sampled: torch.Tensor) -> None:
-    """Put sampled tokens in the place of what stands for them, on the device.
+    """Replace placeholders by the sampled tokens, on the device.
 
     A row that got no token (``NO_TOKEN``) has failed, but the host does not know yet: it
     runs token 0 once more, and nobody sees what comes of it.
