@@ -1,5 +1,6 @@
 """The job: plan, load, generate, write; its phases, its exit codes, and how it stops."""
 
+import math
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from batchgen.data.output.writer import PartWriter
 from batchgen.data.stores.store import Place
 from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError, UsageError
 from batchgen.job.accounts.account import Account
-from batchgen.job.accounts.summary import closing_lines, is_finished
+from batchgen.job.accounts.summary import closing_lines, is_finished, judge
 from batchgen.job.ahead.modes import describe_ledger, show_plan, show_prompts
 from batchgen.job.ahead.outlook import remember_speed
 from batchgen.job.calibrate import Calibration
@@ -79,7 +80,13 @@ def _do(config: Config, resolved_yaml: str, progress: Progress) -> ExitCode:
             show_plan(config, progress)
             return ExitCode.DONE
         account = Account(config, resolved_yaml, progress)
-        return _Job(config, resolved_yaml, progress, interrupts, wall_time, account).run()
+        job = _Job(config, resolved_yaml, progress, interrupts, wall_time, account)
+        try:
+            return job.run()
+        except (JobInterruptedError, StopRequested) as error:
+            if job.was_too_short(error):
+                raise JobInterruptedError(f"{error}; {job.what_took_the_time()}") from error
+            raise
 
 
 @dataclass
@@ -107,8 +114,7 @@ class _Job:
             with self.progress.phase("plan"):
                 finished = open_output(config, inputs, output, self.resolved_yaml, device)
                 if is_finished(output, finished, config.output.order):
-                    self.progress.say(_finished_already(finished, output.path))
-                    return ExitCode.DONE
+                    return self._settle(inputs, output, finished)
                 planned = plan_job(config, inputs, output, finished)
                 copy_carried(inputs, output)
                 inputs.source.refuse_changes(advice="; start again once it stays as it is")
@@ -122,6 +128,40 @@ class _Job:
             except (BatchgenError, StopRequested) as error:
                 self.account.write_broken_off(inputs, planned, output, error)
                 raise
+
+    def was_too_short(self, error: BaseException) -> bool:
+        """Whether the wall time ended before a single row did, as it will in the next run."""
+        is_over = bool(self.wall_time.reason) and self.wall_time.reason in str(error)
+        return is_over and (self.generation is None or not self.generation.rows_put)
+
+    def what_took_the_time(self) -> str:
+        """Return where the time went of a run that generated nothing, and what to set."""
+        spent = {name: s for name, s in self.progress.phase_s.items() if s >= 0.05}
+        phases = " and ".join(f"the phase {name} took {s:.1f} s" for name, s in spent.items())
+        enough = math.ceil(2 * sum(spent.values())) + 1
+        return (
+            f"no row was finished: {phases or 'the time was over at once'}. The same command would "
+            f"end here again: set budget.wall_time_s={max(enough, 60)} or more"
+        )
+
+    def _settle(self, inputs: JobInputs, output: OutputDir, finished: FinishedRows) -> ExitCode:
+        """Give the verdict of an output whose rows are all done: it is the output's, not a run's.
+
+        ``errors.max_rate`` may be another than in the run that ended it.
+        """
+        rate = self.config.errors.max_rate
+        code, message = judge(len(finished.error_row_indices), inputs.num_rows, rate)
+        if code is not ExitCode.DONE:
+            output.withhold_success()
+        elif not output.is_complete:
+            output.mark_success()
+        self.account.revise(output, code, message)
+        said = _finished_already(finished, output.path)
+        rows, failed = finished.num_rows, finished.num_errors
+        self.progress.say(said, event="finished", rows=rows, failed=failed)
+        if message:
+            self.progress.say(message)
+        return code
 
     def _generate(
         self,
@@ -157,6 +197,7 @@ class _Job:
                     output,
                     output.marked(inputs.output_schema),
                     carried,
+                    before.num_errors,
                 )
             self.interrupts.check()
         except StopRequested as error:
@@ -184,6 +225,7 @@ class _Job:
         output: OutputDir,
         schema: pa.Schema,
         carried: CarriedRows | None,
+        errors_before: int,
     ) -> None:
         rows_per_part = self.config.output.rows_per_part
         # Held until the writer has closed: its pending rows are finished work.
@@ -200,6 +242,7 @@ class _Job:
                 wall_time=self.wall_time,
                 breaker=breaker,
                 stall_s=self.config.engine.stall_s,
+                errors_before=errors_before,
             )
             self.generation.put_planning_errors()
             if loaded is not None:
@@ -258,24 +301,18 @@ class _Job:
             self.account.extra |= calibration.apply(output)
             if self.config.output.order is OutputOrder.input:
                 output.sort_by_input(self.config.output.rows_per_part)
-            code, message = self._judge(len(finished.error_row_indices), inputs.num_rows)
-            summary = self.account.write(inputs, planned, output, code, message)
-            output.mark_success()
+            rate = self.config.errors.max_rate
+            code, message = judge(len(finished.error_row_indices), inputs.num_rows, rate)
+            summary = self.account.write(inputs, planned, output, code, message, is_complete=True)
+            if code is ExitCode.DONE:
+                output.mark_success()
+            else:
+                output.withhold_success()
         closing = closing_lines(summary, output.path, self.account.failures)
         self.progress.say(closing, event="summary", figures=summary)
         if message:
             self.progress.say(message)
         return code
-
-    def _judge(self, failed: int, rows: int) -> tuple[ExitCode, str]:
-        """Give the exit code of a run that reached its end, and why it is not 0."""
-        limit = self.config.errors.max_rate
-        if limit is None or not rows or failed / rows <= limit:
-            return ExitCode.DONE, ""
-        return (
-            ExitCode.TOO_MANY_ROW_ERRORS,
-            f"{failed} of {rows} rows failed, more than errors.max_rate={limit} allows",
-        )
 
 
 def _breaker(config: Config, inputs: JobInputs, planned: JobPlan, before: FinishedRows) -> Breaker:

@@ -44,6 +44,7 @@ class Generation:
         eta: estimates the time left.
         rows_put: output rows so far.
         errors_put: of them, the failed ones.
+        errors_before: failed output rows of earlier runs.
         computed: tokens computed up to the last step.
     """
 
@@ -59,6 +60,7 @@ class Generation:
     eta: Eta = field(default_factory=Eta)
     rows_put: int = 0
     errors_put: int = 0
+    errors_before: int = 0
     computed: int = 0
 
     def put_planning_errors(self) -> None:
@@ -188,7 +190,7 @@ class Generation:
         return Snapshot(
             rows=self.rows_put + self.planned.done_rows,
             total_rows=self.planned.total_rows,
-            errors=self.errors_put,
+            errors=self.errors_before + self.errors_put,
             prefill_tokens=counters.prefill_tokens,
             completion_tokens=counters.sampled_tokens,
             running=len(scheduler.running),

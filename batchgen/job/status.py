@@ -20,6 +20,7 @@ from batchgen.data.output.glance import Glance
 from batchgen.data.output.manifest import compare_manifest, describe
 from batchgen.data.stores.store import Place, place_of, store_of
 from batchgen.errors import UsageError
+from batchgen.job.accounts.summary import judge
 from batchgen.job.identity import fingerprint
 from batchgen.job.identity_v1 import as_version_1
 from batchgen.job.inputs import JobInputs
@@ -103,6 +104,13 @@ class _Count:
             yield f"begun: {self.begun:,} rows have only some of their samples; made again whole"
 
 
+def _has_ended(glance: Glance) -> bool:
+    """Whether the last run came to its end, whatever its verdict."""
+    if glance.finished is None:
+        return False
+    return glance.is_complete or _is_whole(glance.path, glance.finished)
+
+
 def _is_whole(path: Place, finished: FinishedRows) -> bool:
     """Whether as many rows are there as the last run counted."""
     try:
@@ -171,8 +179,12 @@ def _next(config: Config, glance: Glance, count: _Count) -> Iterator[str]:
     refusal = _refusal(config, glance)
     if refusal is not None:
         yield f"next: a run is refused. {refusal}"
-    elif glance.is_complete and not count.left:
-        yield "next: the job is complete; the same command does nothing and exits with 0"
+    elif not count.left and _has_ended(glance):
+        # Without the job's keys it is the limit that the output was made with.
+        code, why = judge(count.failed, count.total, _max_rate(config, glance))
+        why = f" ({why})" if why else ""
+        said = f"the same command does nothing and exits with {int(code)}{why}"
+        yield f"next: the job is complete; {said}"
     elif count.left:
         yield f"next: the same command goes on with the {count.left:,} rows that are left"
     else:
@@ -202,6 +214,16 @@ def _refusal(config: Config, glance: Glance) -> str | None:
     if not differences:
         return None
     return "\n".join(["These differ:", *describe(differences)])
+
+
+def _max_rate(config: Config, glance: Glance) -> float | None:
+    """Return the limit of failed rows that the next command has."""
+    if "???" not in (config.model.path, config.input.path) or glance.manifest is None:
+        return config.errors.max_rate
+    try:
+        return _stored_config(glance.manifest).errors.max_rate
+    except UsageError:
+        return None
 
 
 def _stored_config(manifest: Mapping[str, Any]) -> Config:

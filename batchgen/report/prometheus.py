@@ -31,7 +31,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "batchgen_phase_seconds": ("gauge", "Seconds that a phase has taken so far."),
     "batchgen_rows": ("gauge", "Output rows that the whole job has."),
     "batchgen_rows_done": ("gauge", "Output rows that are done, those of earlier runs included."),
-    "batchgen_rows_failed": ("gauge", "Of this run's rows, those that failed."),
+    "batchgen_rows_failed": ("gauge", "Output rows that failed, those of earlier runs included."),
     "batchgen_prefill_tokens": ("gauge", "Prompt tokens computed in this run."),
     "batchgen_generated_tokens": ("gauge", "Tokens generated in this run."),
     "batchgen_tokens_per_second": ("gauge", "Prompt and output tokens a second, lately."),
@@ -78,7 +78,18 @@ class PrometheusFile:
         self._replace()
 
     def say(self, text: str, level: str, event: str, fields: dict[str, Any]) -> None:
-        """Texts are no metrics."""
+        """Take the figures of the whole output, which the end of a job states."""
+        if event == "finished":
+            rows, done, failed = fields["rows"], fields["rows"], fields["failed"]
+        elif event == "summary":
+            figures = fields["figures"]
+            rows, done = figures["total_rows"], figures["rows"]
+            failed = sum(figures["errors"].values())
+        else:
+            return
+        self._set("batchgen_rows", rows)
+        self._set("batchgen_rows_done", done)
+        self._set("batchgen_rows_failed", failed)
 
     def begin(self, phase: str) -> None:
         """Name the phase with the seconds it has had before, if any."""

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from batchgen.engine.step import NO_TOKEN
 from batchgen.runtime.executor import ModelExecutor
@@ -158,7 +159,7 @@ def test_a_row_of_which_one_sample_fails_has_one_error_row(
     assert job("sampling.n=3", "sampling.temperature=1") == 0
 
 
-def test_more_failed_rows_than_errors_max_rate_exit_3_once_and_the_finished_directory_0(
+def test_t10_the_verdict_is_the_outputs_and_the_same_however_often_it_is_asked_for(
     bad: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # 4 of 7 input rows; with 3 samples each they are 4 of 13 output rows.
@@ -166,10 +167,56 @@ def test_more_failed_rows_than_errors_max_rate_exit_3_once_and_the_finished_dire
         arguments = ("prompt.column=prompt", f"errors.max_rate={limit}", "sampling.n=3")
         assert bad(*arguments, "output.overwrite=true") == code
         assert ("4 of 7 rows failed" in capsys.readouterr().err) == (code == 3)
-        assert (bad.out / "_SUCCESS").exists()
-        assert bad(*arguments) == 0
-        assert "are in" in (said := capsys.readouterr().err)
-        assert "already, 4 of them failed" in said
+        parts = sorted(bad.out.glob("part-*"))
+        for again in (False, True, True):
+            if again:
+                assert bad(*arguments) == code
+                assert "already, 4 of them failed" in (said := capsys.readouterr().err)
+                assert ("4 of 7 rows failed" in said) == (code == 3)
+            assert (bad.out / "_SUCCESS").exists() == (code == 0)
+            assert bad.summary["outcome"] == ("done" if code == 0 else "too_many_row_errors")
+        assert sorted(bad.out.glob("part-*")) == parts
+    # Another limit is another verdict over the same rows, without any of them being run.
+    other = ("prompt.column=prompt", "sampling.n=3")
+    assert bad(*other, "errors.max_rate=0.6") == 0
+    assert (bad.out / "_SUCCESS").exists()
+    assert bad.summary["outcome"] == "done"
+    assert bad(*other, "errors.max_rate=0.5") == 3
+    assert not (bad.out / "_SUCCESS").exists()
+    assert bad(*other) == 0
+    assert sorted(bad.out.glob("part-*")) == parts
+
+
+def test_t10_the_alert_of_a_bad_output_stays_until_it_is_good(bad: Job, tmp_path: Path) -> None:
+    metrics = tmp_path / "batchgen.prom"
+    given = ("prompt.column=prompt", f"log.prometheus_file={metrics}")
+
+    def figures() -> dict[str, float]:
+        families = text_string_to_metric_families(metrics.read_text())
+        return {each.name: each.samples[0].value for each in families if len(each.samples) == 1}
+
+    for _ in range(2):
+        assert bad(*given, "errors.max_rate=0.5") == 3
+        found = figures()
+        assert found["batchgen_exit_code"] == 3
+        assert (found["batchgen_rows"], found["batchgen_rows_failed"]) == (7, 4)
+        assert "batchgen_last_success_timestamp_seconds" not in found
+    assert bad(*given, "errors.max_rate=0.6") == 0
+    assert figures()["batchgen_exit_code"] == 0
+    assert figures()["batchgen_rows_failed"] == 4
+    assert "batchgen_last_success_timestamp_seconds" in figures()
+
+
+def test_t10_the_status_names_the_verdict_of_the_same_command(
+    bad: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("prompt.column=prompt", "errors.max_rate=0.5")
+    assert bad(*given) == 3
+    assert bad("mode=status", *given) == 0
+    said = capsys.readouterr().out
+    assert "the same command does nothing and exits with 3 (4 of 7 rows failed" in said
+    assert bad("mode=status", "prompt.column=prompt", "errors.max_rate=0.6") == 0
+    assert "does nothing and exits with 0" in capsys.readouterr().out
 
 
 def test_a_job_of_bad_rows_only_loads_no_model(job: Job, copied_model: Path) -> None:

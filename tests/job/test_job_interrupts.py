@@ -13,6 +13,7 @@ import transformers
 from batchgen.data.output import writer as writer_module
 from batchgen.data.output.directory import OutputDir
 from batchgen.data.output.writer import PartWriter
+from batchgen.prompts.chat_template import ChatTemplate
 from batchgen.runtime.executor import ModelExecutor
 from tests.job.harness import Job
 
@@ -59,7 +60,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 PLACES = {
     "tokenizer": (transformers.AutoTokenizer, "from_pretrained", 1),
-    "chat template": (transformers.PreTrainedTokenizerFast, "apply_chat_template", 3),
+    "chat template": (ChatTemplate, "render", 3),
     "weights": (transformers.AutoModelForCausalLM, "from_pretrained", 1),
     "first prefill": (ModelExecutor, "execute", 1),
     "decode": (ModelExecutor, "execute", 14),

@@ -87,7 +87,10 @@ def test_time_that_is_over_before_the_engine_starts_ends_the_run_there(
     begun = time.monotonic()
     assert job("budget.wall_time_s=1") == 75
     assert time.monotonic() - begun < 50
-    assert "stopped by budget.wall_time_s=1; run the same command" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "stopped by budget.wall_time_s=1; no row was finished: " in said
+    assert "the phase load took 0." in said
+    assert "would end here again: set budget.wall_time_s=60 or more" in said
     monkeypatch.undo()
     assert job("budget.wall_time_s=600") == 0
 

@@ -133,7 +133,7 @@ class OutputDir:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run here ended with every row done."""
+        """Whether the run here ended with every row done, and few enough of them failed."""
         return self._store.exists(self.path / SUCCESS)
 
     @property
@@ -328,7 +328,7 @@ class OutputDir:
         write_text_durably(self.path / name, text)
 
     def mark_success(self) -> None:
-        """Say that every row is done; the last thing a run does.
+        """Write ``_SUCCESS``: every row is done. The last thing a run does.
 
         Raises:
             OutputError: it could not be written.
@@ -339,6 +339,18 @@ class OutputDir:
             raise OutputError.at(self.path, error) from error
         write_text_durably(self.path / SUCCESS, "")
         self._store.drop_scratch(self.path)
+
+    def withhold_success(self) -> None:
+        """Leave no ``_SUCCESS``, since too many rows failed although every row is done.
+
+        Raises:
+            OutputError: the disk does not take it.
+        """
+        try:
+            sweep_strays(self.path)
+        except OSError as error:
+            raise OutputError.at(self.path, error) from error
+        remove_durably(self.path, SUCCESS)
 
     def _refuse_foreign(self) -> None:
         """Refuse a directory whose readers would see, or whose owner keeps, other things.

@@ -1,12 +1,13 @@
 """The account of a run: what stands in `_summary.json` and on the page, however it ends."""
 
+import json
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from batchgen.config import Config
-from batchgen.data.output.directory import OutputDir
+from batchgen.data.output.directory import SUMMARY, OutputDir
 from batchgen.errors import BatchgenError, ExitCode
 from batchgen.job.accounts.failures import failure_lines
 from batchgen.job.accounts.report import write_report
@@ -74,6 +75,8 @@ class Account:
         output: OutputDir,
         code: ExitCode,
         message: str,
+        *,
+        is_complete: bool = False,
     ) -> dict[str, Any]:
         """Write ``_summary.json`` and ``_report.html``.
 
@@ -83,6 +86,7 @@ class Account:
             output: what there is of it.
             code: how the run ends.
             message: why, where that is not 0.
+            is_complete: whether every input row has its output.
 
         Returns:
             What the summary holds.
@@ -91,7 +95,7 @@ class Account:
             OutputError: the disk does not take them.
         """
         totals = OutputTotals.read(output)
-        outcome = {"outcome": code.name.lower(), "message": message}
+        outcome = _outcome(code, message) | {"is_complete": is_complete}
         summary = outcome | self._summary(planned, totals)
         output.write_json("_summary.json", summary)
         try:
@@ -103,6 +107,17 @@ class Account:
             # All rows are there: a page that cannot be drawn must not keep a job from its end.
             self.progress.say(f"no report could be made of this run: {failure!r}")
         return summary
+
+    def revise(self, output: OutputDir, code: ExitCode, message: str) -> None:
+        """Bring the verdict in ``_summary.json`` up to date, for an output that is left as it is.
+
+        Raises:
+            OutputError: the disk does not take it.
+        """
+        summary = json.loads(output.read(SUMMARY))
+        revised = summary | _outcome(code, message) | {"is_complete": True}
+        if revised != summary:
+            output.write_json(SUMMARY, revised)
 
     def write_broken_off(
         self,
@@ -144,3 +159,7 @@ class Account:
             },
             **machine_figures(),
         }
+
+
+def _outcome(code: ExitCode, message: str) -> dict[str, str]:
+    return {"outcome": code.name.lower(), "message": message}
