@@ -1,21 +1,15 @@
 """``python -m batchgen``."""
 
-import signal
-import sys
-from types import FrameType
+from batchgen import early_signals
 
-from batchgen.cli.app import main
-from batchgen.cli.streams import open_standard_descriptors
+if __name__ == "__main__":
+    early_signals.install()
 
+import sys  # noqa: E402
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Treat SIGTERM like Ctrl-C until the job sets its own handlers."""
-    raise KeyboardInterrupt
-
+from batchgen.cli.app import main  # noqa: E402
+from batchgen.cli.streams import open_standard_descriptors  # noqa: E402
 
 if __name__ == "__main__":
     open_standard_descriptors()
-    signal.signal(signal.SIGTERM, _interrupt)
-    # A question, which the job answers once it runs; by default it would end the process.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sys.exit(main())

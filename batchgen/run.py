@@ -73,6 +73,7 @@ def _do(config: Config, resolved_yaml: str, progress: Progress) -> ExitCode:
     with Interrupts(
         alarm_s=wall_time.stop_after_s, alarm_reason=wall_time.reason, say=progress.say
     ) as interrupts:
+        interrupts.check()
         if config.mode is Mode.preview:
             show_prompts(config, progress)
             return ExitCode.DONE

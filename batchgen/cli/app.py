@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 
-from batchgen import __version__
+from batchgen import __version__, early_signals
 from batchgen.cli.compose import compose
 from batchgen.cli.console import Console, asks_for_json, console_of
 from batchgen.cli.help import help_text
@@ -17,7 +17,7 @@ from batchgen.cli.settle import Settled, settle
 from batchgen.cli.streams import forgiving_streams
 from batchgen.cli.sweep import compare_sweep
 from batchgen.config import LogFormat, Mode
-from batchgen.errors import BatchgenError, ExitCode, UsageError
+from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError, UsageError
 from batchgen.s3_uri import S3Uri, is_s3
 from batchgen.text import printable
 
@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _guarded(console, lambda: _command(given, console))
     except SystemExit as stop:
         # argparse and Hydra's own flags (--hydra-help, --version) end this way.
+        if early_signals.received() is not None:
+            return ExitCode.INTERRUPTED
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 
 
@@ -55,19 +57,41 @@ def _guarded(console: Console, work: Callable[[], ExitCode]) -> ExitCode:
         console.fail(str(error), error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
+        # Only where `main` is called by other Python code: the command has its own handlers.
         console.fail("interrupted.", ExitCode.INTERRUPTED)
         return ExitCode.INTERRUPTED
     except Exception as error:
+        if early_signals.received() is not None:
+            # Such as the end of a child process that got the same Ctrl-C.
+            console.fail(_stopped(), ExitCode.INTERRUPTED)
+            return ExitCode.INTERRUPTED
         console.fail_unexpectedly(error)
         return ExitCode.UNEXPECTED
 
 
+def _stop_if_asked() -> None:
+    """Stop between two parts of the command.
+
+    Raises:
+        JobInterruptedError: a signal came.
+    """
+    if early_signals.received() is not None:
+        raise JobInterruptedError(_stopped())
+
+
+def _stopped() -> str:
+    return f"stopped by {early_signals.received()}; run the same command again to go on"
+
+
 def _command(arguments: Sequence[str], console: Console) -> ExitCode:
+    _stop_if_asked()
     conf = conf_dir()
     flags, _ = split_flags(arguments)
     jobs = [jobs_dir(), *(folder / "jobs" for folder in config_dirs(flags))]
     if {"-h", "--help"} & set(flags):
-        print(help_text(conf, jobs), end="")
+        text = help_text(conf, jobs)
+        _stop_if_asked()
+        print(text, end="")
         return ExitCode.DONE
     if "--version" in flags:
         print(f"batchgen {__version__}")
@@ -75,7 +99,9 @@ def _command(arguments: Sequence[str], console: Console) -> ExitCode:
     _require_current_directory()
     line = read_command_line(arguments, conf)
     store_jobs(jobs, line.jobs)
-    settled = _settle_all(compose(line.arguments, conf, jobs))
+    composed = compose(line.arguments, conf, jobs)
+    _stop_if_asked()
+    settled = _settle_all(composed)
     _refuse_shared_outputs(settled)
     return _run_all(settled, jobs, console)
 
@@ -165,10 +191,12 @@ def _run_all(settled: Sequence[Settled], jobs: Sequence[Path], outer: Console) -
 
 
 def _run(job: Settled, title: str, console: Console) -> ExitCode:
+    _stop_if_asked()
     console.begin(" ".join(["batchgen", __version__, title]).rstrip(), job.changes)
     for warning in job.warnings:
         console.warn(warning)
     # Imported late: it brings torch, which no error above has to wait for.
     from batchgen.run import run
 
+    _stop_if_asked()
     return ExitCode(run(job.config, job.resolved_yaml))

@@ -1,8 +1,9 @@
-"""SIGTERM, SIGINT and the end of the time budget: stop cleanly, keep what is finished.
+"""SIGTERM, SIGINT, SIGHUP and the end of the time budget: stop cleanly, keep what is finished.
 
 SIGUSR1 asks for a state dump and stops nothing.
 """
 
+import os
 import signal
 import threading
 import traceback
@@ -11,7 +12,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from batchgen.errors import JobInterruptedError
+from batchgen import early_signals
+from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError
 
 _SHOWN_FRAMES = 6
 
@@ -27,10 +29,11 @@ class StopRequested(KeyboardInterrupt):
 class Interrupts:
     """Turns signals into :class:`StopRequested` while the context is open.
 
-    Everywhere but in :meth:`held` it is raised where the signal arrives: loading and
-    planning leave nothing behind. There the first signal only sets a flag, so that a
-    step's tokens are not lost half-way; a second one raises at once. What leaves the
-    context is a :class:`JobInterruptedError`.
+    Everywhere but in :meth:`held` it is raised where the signal arrives, since loading and
+    planning leave nothing behind, and a second signal ends the process. In :meth:`held` the
+    first signal only sets a flag, so that a step's tokens are not lost half-way, a second one
+    raises at once, and a third one ends the process. What leaves the context is a
+    :class:`JobInterruptedError`.
 
     Args:
         alarm_s: seconds after which the run is asked to stop, as by a signal.
@@ -49,14 +52,18 @@ class Interrupts:
         self._alarm_reason = alarm_reason
         self._say = say
         self._reason: str | None = None
+        self._num_signals = 0
         self._defer = False
         self._dump_asked = False
         self._failure: Exception | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
-            self._previous[number] = signal.signal(number, self._stop)
+        for number in (*early_signals.STOP_SIGNALS, signal.SIGALRM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._stop)
+        # One that came just before.
+        self._reason = early_signals.received()
         self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._dump)
         if self._alarm_s is not None:
             # An interval of 0 would never come.
@@ -73,8 +80,13 @@ class Interrupts:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        if isinstance(error, StopRequested):
-            raise JobInterruptedError(f"{error}; run the same command again to go on") from error
+        if isinstance(error, Exception) and not isinstance(error, BatchgenError) and self._reason:
+            # A library may turn the exception that a signal raised into one of its own.
+            stopped: BaseException | None = StopRequested(f"stopped by {self._reason}")
+        else:
+            stopped = error
+        if isinstance(stopped, StopRequested):
+            raise JobInterruptedError(f"{stopped}; run the same command again to go on") from error
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -113,6 +125,9 @@ class Interrupts:
             raise failure
         first = self._reason is None
         is_alarm = number == signal.SIGALRM
+        self._num_signals += not is_alarm
+        if self._num_signals > 1 + self._defer:
+            os._exit(ExitCode.INTERRUPTED)
         self._reason = self._alarm_reason if is_alarm else signal.Signals(number).name
         if not (self._defer and first):
             self.check()
