@@ -5,10 +5,10 @@ from batchgen import early_signals
 if __name__ == "__main__":
     early_signals.install()
 
-import sys  # noqa: E402
+import sys
 
-from batchgen.cli.app import main  # noqa: E402
-from batchgen.cli.streams import open_standard_descriptors  # noqa: E402
+from batchgen.cli.app import main
+from batchgen.cli.streams import open_standard_descriptors
 
 if __name__ == "__main__":
     open_standard_descriptors()
