@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from batchgen.data import failpoints
 from batchgen.data.input.source import InputSource
-from batchgen.data.output.discard import discard_rows
+from batchgen.data.output.discard import discard_rows, drop_equal_copies
 from batchgen.data.output.failed_rows import write_failed_rows
 from batchgen.data.output.files import (
     OutputError,
@@ -21,7 +21,7 @@ from batchgen.data.output.files import (
     write_json_durably,
     write_text_durably,
 )
-from batchgen.data.output.finished import FinishedRows
+from batchgen.data.output.finished import FinishedRows, RepeatedRowsError
 from batchgen.data.output.manifest import (
     OUTPUT_ID,
     Fingerprint,
@@ -33,10 +33,11 @@ from batchgen.data.output.manifest import (
 from batchgen.data.output.ordering import sort_parts
 from batchgen.data.output.parts import DamagedPartError, check_part, list_parts, write_part
 from batchgen.data.output.recovery import QUARANTINE, recover, set_aside, sweep_strays
-from batchgen.data.output.replace import RECORD_NAME, STAGED_NAME
+from batchgen.data.output.replace import DAMAGED_NAME, RECORD_NAME, STAGED_NAME
 from batchgen.data.output.rewrite import rewrite_parts
 from batchgen.data.output.schema import marked
 from batchgen.data.output.writer import PartLimits
+from batchgen.data.stores.lock import DirectoryLock
 from batchgen.data.stores.names import part_name, part_number
 from batchgen.data.stores.store import Place, place_of, store_of
 from batchgen.errors import UsageError
@@ -52,6 +53,7 @@ _RESULT_NAMES = (
     "_plan.json",
     "_plan.svg",
     RECORD_NAME,
+    DAMAGED_NAME,
     STAGED_NAME,
     SUMMARY,
     METRICS,
@@ -94,6 +96,7 @@ class OutputDir:
         try:
             self._is_new = self._store.make_directory(self.path)
             self._refuse_foreign()
+            self._refuse_links()
             if self._overwrite:
                 self._store.make_way(self.path / LOCK)
             self._lock.acquire()
@@ -194,6 +197,8 @@ class OutputDir:
             begun = read_manifest(manifest) or {"schema_version": None, "fingerprint": {}}
             refuse_mismatch(self.path, compare_manifest(begun, fingerprint, version_1))
             self._output_id = begun.get(OUTPUT_ID)
+            if begun.get("schema_version") is not None:
+                self._watch_manifest()
             return True
         if resume == "always":
             raise UsageError(
@@ -201,7 +206,30 @@ class OutputDir:
                 "from; check output.dir, or use output.resume=if_possible"
             )
         self._output_id = write_manifest(manifest, fingerprint, details)
+        self._watch_manifest()
         return False
+
+    def _watch_manifest(self) -> None:
+        """Let the lock look, before each change, whether the manifest is still the one begun with.
+
+        On object storage the list of parts is tied to the run that wrote it.
+        """
+        if not isinstance(self._lock, DirectoryLock):
+            return
+        manifest, seen = self.path / MANIFEST, [""]
+
+        def is_ours() -> bool:
+            try:
+                stamp = self._store.stamp(manifest)
+                if stamp != seen[0]:
+                    if (read_manifest(manifest) or {}).get(OUTPUT_ID) != self._output_id:
+                        return False
+                    seen[0] = stamp
+            except (OSError, UsageError):
+                return False
+            return True
+
+        self._lock.is_ours = is_ours
 
     def marked(self, schema: pa.Schema) -> pa.Schema:
         """Give the schema of a part that belongs to what was begun here."""
@@ -214,12 +242,14 @@ class OutputDir:
     def finished_rows(self, id_type: pa.DataType, *, verify: bool = False) -> FinishedRows:
         """Read which rows are done; a part that turns out to be damaged is set aside.
 
+        Of equal copies of a row, as two runs at a time leave them, one is kept.
+
         Args:
             id_type: Arrow type of the ids.
             verify: read all of every part, not only what tells which rows are done.
 
         Raises:
-            UsageError: a row's result stands twice, or ids are of another type.
+            UsageError: a row has two different results, or ids are of another type.
             OutputError: the parts cannot be read.
         """
         try:
@@ -230,6 +260,8 @@ class OutputDir:
                     return FinishedRows.read(self.parts, id_type, self._output_id)
                 except DamagedPartError as damage:
                     set_aside(self.path, damage)
+                except RepeatedRowsError as repeated:
+                    drop_equal_copies(self.path, repeated.row_indices)
         except OSError as error:
             raise OutputError.at(self.path, error) from error
 
@@ -351,6 +383,21 @@ class OutputDir:
         except OSError as error:
             raise OutputError.at(self.path, error) from error
         remove_durably(self.path, SUCCESS)
+
+    def _refuse_links(self) -> None:
+        """Refuse symbolic links in the place of our own files: what they lead to is not ours.
+
+        Raises:
+            UsageError: naming the link.
+        """
+        if not isinstance(self.path, Path):
+            return
+        for name in (LOCK, SUCCESS, *_RESULT_NAMES):
+            if (self.path / name).is_symlink():
+                raise UsageError(
+                    f"output.dir: {self.path / name} is a symbolic link, which batchgen does not "
+                    "follow; remove it, or choose another output.dir"
+                )
 
     def _refuse_foreign(self) -> None:
         """Refuse a directory whose readers would see, or whose owner keeps, other things.

@@ -17,6 +17,18 @@ from batchgen.data.stores.store import Place
 from batchgen.errors import UsageError
 
 
+class RepeatedRowsError(UsageError):
+    """A sample of a row is in two places.
+
+    Attributes:
+        row_indices: input positions of such rows.
+    """
+
+    def __init__(self, row_indices: npt.NDArray[np.int64], message: str) -> None:
+        super().__init__(message)
+        self.row_indices = row_indices
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedRows:
     """The output rows of all parts, looked up by id.
@@ -53,7 +65,7 @@ class FinishedRows:
 
         Raises:
             DamagedPartError: a part is not whole, or belongs to another output.
-            UsageError: a sample of a row stands in two places.
+            RepeatedRowsError: a sample of a row is in two places.
         """
         states = [_PartState.read(path, id_type, output_id) for path in parts]
         by_type = sum((state.errors_by_type for state in states), Counter[str]())
@@ -82,10 +94,11 @@ class FinishedRows:
             parts[int(np.searchsorted(ends, order[i], "right"))]
             for i in (repeats[0], repeats[0] + 1)
         )
-        raise UsageError(
+        raise RepeatedRowsError(
+            np.unique(self.row_index[repeats]),
             f"output.dir: the result of row_index {self.row_index[repeats[0]]}, sample_index "
             f"{self.sample_index[repeats[0]]} stands in {first} and again in {second}; remove "
-            "the part that does not belong there, or set output.overwrite=true to begin anew"
+            "the part that does not belong there, or set output.overwrite=true to begin anew",
         )
 
     @property

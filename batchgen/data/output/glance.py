@@ -10,7 +10,7 @@ from batchgen.data.output.files import OutputError
 from batchgen.data.output.finished import FinishedRows
 from batchgen.data.output.manifest import OUTPUT_ID, read_manifest
 from batchgen.data.output.parts import DamagedPartError, check_part, part_schema
-from batchgen.data.output.replace import Replacement, settled_parts
+from batchgen.data.output.replace import is_replacing, settled_parts
 from batchgen.data.stores.lock import Owner
 from batchgen.data.stores.store import Place, store_of
 
@@ -81,7 +81,7 @@ class Glance:
             finished=finished,
             num_parts=num_parts,
             damaged=damaged,
-            is_replacing=Replacement.read(path) is not None,
+            is_replacing=is_replacing(path),
             is_complete=store.exists(path / SUCCESS),
             is_held=is_locked,
             owner=owner,

@@ -7,6 +7,7 @@ is ever there twice; and none of them goes unless every new one is there.
 """
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
@@ -17,8 +18,15 @@ from batchgen.data.output.parts import list_parts
 from batchgen.data.stores.names import part_number
 from batchgen.data.stores.store import Place, store_of
 
+logger = logging.getLogger(__name__)
+
 RECORD_NAME = "_switch.json"
+DAMAGED_NAME = "_switch.damaged.json"
 STAGED_NAME = "_staged"
+
+
+class DamagedRecordError(Exception):
+    """A disk has not kept the record of a replacement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,8 @@ class Replacement:
         """Read the record of a directory; None where nothing was decided.
 
         Raises:
-            OutputError: the record is damaged.
+            OSError: it cannot be read.
+            DamagedRecordError: it is there, but says nothing that can be carried out.
         """
         path = directory / RECORD_NAME
         try:
@@ -46,10 +55,11 @@ class Replacement:
             names = tuple(content["remove"]), tuple(content["add"])
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise OutputError.at(path, error) from error
-        if any(part_number(name) is None for name in (*names[0], *names[1])):
-            raise OutputError.at(path, ValueError("it names files that are no parts"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedRecordError(f"{path} is damaged ({error!r})") from error
+        every = (*names[0], *names[1])
+        if any(not isinstance(name, str) or part_number(name) is None for name in every):
+            raise DamagedRecordError(f"{path} is damaged (it names files that are no parts)")
         return cls(*names)
 
     def missing(self, directory: Place) -> list[str]:
@@ -88,12 +98,22 @@ def replace_parts(directory: Place, old: Iterable[Place]) -> None:
 def complete_replacement(directory: Place) -> None:
     """Carry out a decided replacement; clear away one that was never decided.
 
+    A damaged record is set aside. No row is there twice then, since old parts go before new
+    ones come; rows that went with old parts are run again.
+
     Raises:
-        OutputError: the record is damaged, a new part is not there any more (no old one
-            is touched then), or the disk does not take the change.
+        OutputError: a new part is not there any more (no old one is touched then), or the disk
+            does not take the change.
     """
-    decided = Replacement.read(directory)
     try:
+        try:
+            decided = Replacement.read(directory)
+        except DamagedRecordError as damage:
+            decided = None
+            store_of(directory).move(directory / RECORD_NAME, directory / DAMAGED_NAME)
+            logger.warning(
+                "%s; moved it to %s: rows that are missing now are run again", damage, DAMAGED_NAME
+            )
         if decided is not None:
             _carry_out(directory, decided)
         store_of(directory).remove(directory / STAGED_NAME)
@@ -125,10 +145,21 @@ def _carry_out(directory: Place, decided: Replacement) -> None:
     remove_durably(directory, RECORD_NAME)
 
 
+def is_replacing(directory: Place) -> bool:
+    """Whether a replacement is decided and not carried out; only looks."""
+    try:
+        return Replacement.read(directory) is not None
+    except (DamagedRecordError, OSError):
+        return False
+
+
 def settled_parts(directory: Place) -> list[Place]:
     """Give the parts that are there once a decided replacement is carried out; only looks."""
-    decided = Replacement.read(directory)
     parts = list_parts(directory)
+    try:
+        decided = Replacement.read(directory)
+    except (DamagedRecordError, OSError):
+        return parts
     if decided is None:
         return parts
     kept = [path for path in parts if path.name not in decided.remove]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+from weakref import WeakSet
 
 import pyarrow as pa
 
@@ -19,7 +20,14 @@ _NO_SYNC_HERE = {errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.E
 
 
 class LocalStore:
-    """Temporary name, sync, rename, sync of the directory (see ``Store``)."""
+    """Temporary name, sync, rename, sync of the directory (see ``Store``).
+
+    Before a name in a directory that this process has locked comes or goes, the lock is looked
+    at: it may be somebody else's by now.
+    """
+
+    def __init__(self) -> None:
+        self._locks: WeakSet[DirectoryLock] = WeakSet()
 
     def open(self, place: Path) -> pa.NativeFile:
         """Open a file for random access."""
@@ -66,6 +74,7 @@ class LocalStore:
                 file.flush()
                 os.fsync(file.fileno())
             _reached(what, "synced")
+            self._confirm(place)
             temporary.replace(place)
             _reached(what, "renamed")
             fsync_directory(place.parent)
@@ -77,10 +86,12 @@ class LocalStore:
 
     def move(self, source: Path, target: Path) -> None:
         """Rename a file or a directory."""
+        self._confirm(source)
         source.rename(target)
 
     def remove(self, place: Path) -> None:
         """Remove a file, a link or a whole directory that may not be there."""
+        self._confirm(place)
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)
         else:
@@ -115,8 +126,20 @@ class LocalStore:
             self.remove(place)
 
     def lock(self, place: Path) -> DirectoryLock:
-        """Give the lock that a lock file stands for."""
-        return DirectoryLock(place)
+        """Return the lock that a lock file stands for."""
+        lock = DirectoryLock(place)
+        self._locks.add(lock)
+        return lock
+
+    def _confirm(self, place: Path) -> None:
+        """Look at the lock of the directory that a place is in.
+
+        Raises:
+            TakenOverError: another run has it.
+        """
+        for lock in list(self._locks):
+            if lock.directory in place.parents:
+                lock.confirm()
 
     def holder(self, place: Path) -> tuple[bool, Owner | None]:
         """Say whether a live process holds a lock file, and who wrote it last."""

@@ -8,6 +8,9 @@ import os
 import socket
 import sys
 import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,20 +50,48 @@ class Owner:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    def is_gone(self) -> bool:
+        """Whether it was a process of this machine that is no longer there."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return self.pid == os.getpid()
+
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.started} ({self.command})"
+
+
+class TakenOverError(OSError):
+    """The directory is no longer this run's: its lock or the directory itself is another."""
 
 
 class DirectoryLock:
     """A lock file with a readable owner, held by ``flock``.
 
-    The kernel lets go of the lock when its process dies, however it dies; a file left
-    behind is taken over. The file's text only tells people who holds it.
+    The kernel lets go of the lock when its process dies, however it dies; a file left behind is
+    taken over. The file's text only tells people who holds it. On a file system without locks
+    the file itself is the lock: it is linked into place only where there is none, and taken over
+    only from a process of this machine that is no longer there.
+
+    Whoever removes the file lets another run in. So the holder looks before every change of the
+    directory whether the file is still its own (:meth:`confirm`).
+
+    Attributes:
+        directory: what it locks.
+        is_ours: whether what its holder began there is still there; :meth:`confirm` asks.
     """
 
     def __init__(self, path: Path) -> None:
+        self.directory = path.parent
+        self.is_ours: Callable[[], bool] = lambda: True
         self._path = path
         self._descriptor: int | None = None
+        self._found: tuple[int, int] | None = None
 
     def acquire(self) -> None:
         """Take the lock and write down who holds it.
@@ -72,57 +103,126 @@ class DirectoryLock:
         failpoints.reached("lock.begin")
         patient_until = time.monotonic() + _PATIENCE_S
         while self._descriptor is None:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                if self._take(descriptor):
-                    self._descriptor = descriptor
-                elif time.monotonic() > patient_until:
-                    raise UsageError(self._held_message())
-            finally:
-                if self._descriptor is None:
-                    os.close(descriptor)
+            self._descriptor = self._try_to_take(os.O_CREAT)
+            if self._descriptor is None and time.monotonic() > patient_until:
+                raise UsageError(self._held_message())
+        self._found = self._directory_now()
+
+    def confirm(self) -> None:
+        """Check that the directory is still this run's; take a lock anew that was removed.
+
+        Raises:
+            TakenOverError: it is not; nothing of it may be changed any more.
+        """
+        if self._descriptor is None:
+            return
+        where = self._path.parent
+        if self._directory_now() != self._found or not self.is_ours():
+            raise TakenOverError(
+                f"{where} no longer holds the output that this run began: it was removed or "
+                "replaced meanwhile, and the rows that were finished there went with it"
+            )
+        if self._is_current(self._descriptor):
+            return
+        taken = None
+        with suppress(FileExistsError):
+            taken = self._try_to_take(os.O_CREAT | os.O_EXCL)
+        if taken is None:
+            raise TakenOverError(
+                f"{Owner.read(self._path) or 'another run'} has taken {where} over, since "
+                f"{self._path.name} was removed while this run was at work"
+            )
+        logger.warning("%s was removed; this run has made it again", self._path)
+        os.close(self._descriptor)
+        self._descriptor = taken
 
     def release(self) -> None:
-        """Remove the lock file and let go."""
+        """Remove the lock file, if it is still ours, and let go."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             try:
                 # Removed while held, so that nobody takes over a file about to vanish.
-                self._path.unlink(missing_ok=True)
+                if self._is_current(descriptor):
+                    self._path.unlink(missing_ok=True)
             finally:
                 os.close(descriptor)
 
-    def _take(self, descriptor: int) -> bool:
+    def _try_to_take(self, flags: int) -> int | None:
+        """Open the lock file and lock it; None if somebody else has it for now."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o644)
+        try:
+            if self._lock_and_sign(descriptor):
+                taken, descriptor = descriptor, -1
+                return taken
+        except OSError as error:
+            if error.errno not in _NO_LOCKS_HERE:
+                raise
+            return self._take_without_locks()
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        return None
+
+    def _lock_and_sign(self, descriptor: int) -> bool:
         """Lock an open lock file; False where somebody else has it for now."""
-        if not self._try_lock(descriptor):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             time.sleep(_PATIENCE_S / 10)
             return False
         # The owner may have removed the file between our open and our lock.
         if not self._is_current(descriptor):
             return False
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps(asdict(Owner.this_process())).encode())
+        _sign(descriptor)
         return True
 
-    def _try_lock(self, descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_LOCKS_HERE:
-                raise
-            logger.warning(
-                "the file system of %s has no locks; make sure that no other run writes there",
-                self._path.parent,
+    def _take_without_locks(self) -> int | None:
+        """Take the lock where the file system has none: by linking a signed file into place.
+
+        Raises:
+            UsageError: the file names an owner that may be at work.
+        """
+        owner = Owner.read(self._path)
+        if owner is not None and not owner.is_gone():
+            raise UsageError(
+                f"output.dir={self._path.parent} is on a file system without locks, and "
+                f"{self._path.name} says that {owner} is at work there. If it is not, remove "
+                f"{self._path}; otherwise wait for it, or choose another output.dir"
             )
-        return True
+        mine = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
+        # Whoever takes the old file away is the one to try; all others find it gone.
+        with suppress(FileNotFoundError):
+            self._path.rename(mine)
+            if Owner.read(mine) != owner:
+                # Somebody has signed it since: it goes back.
+                with suppress(FileExistsError):
+                    os.link(mine, self._path)
+                mine.unlink()
+                return None
+            mine.unlink()
+        descriptor = os.open(mine, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            _sign(descriptor)
+            os.link(mine, self._path)
+        except FileExistsError:
+            os.close(descriptor)
+            return None
+        finally:
+            mine.unlink(missing_ok=True)
+        return descriptor
 
     def _is_current(self, descriptor: int) -> bool:
         try:
-            return os.path.samestat(os.fstat(descriptor), self._path.stat())
+            return os.path.samestat(os.fstat(descriptor), self._path.stat(follow_symlinks=False))
         except FileNotFoundError:
             return False
+
+    def _directory_now(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.parent.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _held_message(self) -> str:
         who = Owner.read(self._path) or "another process that has not written its name yet"
@@ -130,6 +230,11 @@ class DirectoryLock:
             f"output.dir={self._path.parent} is in use by {who}; wait for it, stop it, "
             "or choose another output.dir"
         )
+
+
+def _sign(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(asdict(Owner.this_process())).encode(), 0)
 
 
 def is_held(path: Path) -> bool:
