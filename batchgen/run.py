@@ -14,10 +14,10 @@ from batchgen.data.stores.store import Place
 from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError, UsageError
 from batchgen.job.accounts.account import Account
 from batchgen.job.accounts.summary import closing_lines, is_finished, judge
-from batchgen.job.ahead.modes import describe_ledger, show_plan, show_prompts
-from batchgen.job.ahead.outlook import remember_speed
 from batchgen.job.calibrate import Calibration
 from batchgen.job.carry import carried_rows, copy_carried
+from batchgen.job.dry_run.modes import describe_ledger, show_plan, show_prompts
+from batchgen.job.dry_run.outlook import remember_speed
 from batchgen.job.generate import Generation
 from batchgen.job.inputs import JobInputs
 from batchgen.job.load import LoadedEngine, build_engine, load_job_model
@@ -119,7 +119,7 @@ class _Job:
                 planned = plan_job(config, inputs, output, finished)
                 copy_carried(inputs, output)
                 inputs.source.refuse_changes(advice="; start again once it stays as it is")
-                self.progress.say(planned.plan.describe())
+                self.progress.say(planned.describe())
             self.interrupts.check()
             try:
                 self._generate(inputs, planned, output, finished, calibration)

@@ -35,7 +35,7 @@ ALLOWED = {
 # Floors within a room, from the ground up; the room's name stands for its own files.
 WITHIN = {
     "data": ["data", "data.stores", "data.input", "data.output"],
-    "job": ["job.stops", "job", "job.ahead", "job.accounts"],
+    "job": ["job.stops", "job", "job.dry_run", "job.accounts"],
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from batchgen.job.ahead.speeds import SpeedBook
+from batchgen.job.dry_run.speeds import SpeedBook
 from batchgen.kernels.native import compiler
 from batchgen.user_cache import cache_folder
 

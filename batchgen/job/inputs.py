@@ -1,13 +1,13 @@
 """What a job reads: rows, tokenizer, limits, and how a row becomes a prompt."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from batchgen.config import Config, InputConfig, NormalizeConfig, PromptConfig
-from batchgen.data.input.reader import id_type, read_rows
+from batchgen.data.input.reader import RowBatch, id_type, read_rows
 from batchgen.data.input.source import InputSource, discover
 from batchgen.data.output.carry import carried_schema
 from batchgen.data.output.schema import OWN_COLUMNS, output_schema
@@ -117,18 +117,21 @@ class JobInputs(ModelFront):
         """The schema of the output."""
         return output_schema(self.id_type, self.carried)
 
-    def prompts(self, config: InputConfig) -> Iterator[pa.RecordBatch]:
-        """Read, render and tokenise the rows, batch by batch, for the prompt store."""
+    def prompts(
+        self, config: InputConfig, observe: Callable[[pa.RecordBatch], None] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Read, render and tokenise the rows, batch by batch, for the prompt store.
+
+        Args:
+            observe: called with the columns of each batch before it is rendered.
+        """
         priority = config.priority_column
         if self.field_order != "given":
             # Over the whole job, however few of its rows are looked at.
             rows = read_rows(
                 self.source, self.fields, id_column=config.id_column, limit=self.num_rows
             )
-            orders = find_orders(rows, self.fields, self.field_order)
-            self.renderer.field_orders = orders
-            if self.truncation is not None:
-                self.truncation.renderer.field_orders = orders
+            self.renderer.field_orders = find_orders(rows, self.fields, self.field_order)
         columns = [*self.renderer.columns, *([priority] if priority else [])]
         rows = read_rows(
             self.source,
@@ -137,12 +140,20 @@ class JobInputs(ModelFront):
             limit=config.limit,
         )
         return self.tokenize(
-            rows,
+            rows if observe is None else _observed(rows, observe),
             self.renderer,
             self.sampling,
             priority_column=priority,
             truncation=self.truncation,
         )
+
+
+def _observed(
+    rows: Iterable[RowBatch], observe: Callable[[pa.RecordBatch], None]
+) -> Iterator[RowBatch]:
+    for batch in rows:
+        observe(batch.table)
+        yield batch
 
 
 def _carried(config: Config, source: InputSource) -> pa.Schema | None:

@@ -1,7 +1,7 @@
 """The plan phase: which rows are left, their prompts on disk, the order they run in."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,12 @@ from batchgen.job.identity import fingerprint
 from batchgen.job.identity_v1 import as_version_1
 from batchgen.job.inputs import JobInputs
 from batchgen.prompts.advice.columns import Advice, advise
-from batchgen.prompts.advice.sample import WatchedRenderer
-from batchgen.prompts.outlook.rows import group_texts
-from batchgen.prompts.plan import Plan
+from batchgen.prompts.advice.sample import RowSample
+from batchgen.prompts.normalize.rules import Changes
+from batchgen.prompts.plan import Plan, closed_answers
 from batchgen.prompts.planner import make_plan
 from batchgen.prompts.row_sampling import row_params
-from batchgen.prompts.source import PromptSpec, Source
+from batchgen.prompts.source import Source
 from batchgen.prompts.store import PromptStore
 from batchgen.report.machine import versions
 
@@ -41,6 +41,9 @@ class JobPlan:
         num_samples: [rows] output rows that each input row has where it is ok.
         done: [rows] whether its output is there already.
         phases: seconds that planning took, by part.
+        sample: rows for :func:`find_advice`; None where there is nothing to advise on.
+        normalized: what ``prompt.normalize`` changed.
+        rows_ending_with_assistant: rows whose last message is the assistant's and is not continued.
     """
 
     store: PromptStore
@@ -48,10 +51,27 @@ class JobPlan:
     num_samples: Counts
     done: Mask
     phases: dict[str, float]
+    sample: RowSample | None
+    normalized: Changes
+    rows_ending_with_assistant: int
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``_plan.json`` holds."""
-        return self.plan.to_json() | {"phases": self.phases}
+        return self.plan.to_json() | {
+            "normalized": self.normalized.to_json(),
+            "rows_ending_with_assistant": self.rows_ending_with_assistant,
+            "phases": self.phases,
+        }
+
+    def describe(self) -> str:
+        """Return the plan in a few lines for a person."""
+        lines = [self.plan.describe()]
+        if self.rows_ending_with_assistant:
+            lines.append(f"warning: {closed_answers(self.rows_ending_with_assistant)}")
+        changes = self.normalized.describe()
+        if changes is not None:
+            lines.append(changes)
+        return "\n".join(lines)
 
     def all_done(self, finished: FinishedRows) -> bool:
         """Whether every input row has its output."""
@@ -118,8 +138,6 @@ def plan_job(
     inputs: JobInputs,
     output: OutputDir,
     finished: FinishedRows | None,
-    *,
-    compare_orders: bool = False,
 ) -> JobPlan:
     """Tokenise all rows, drop what is done, and plan the rest.
 
@@ -130,15 +148,13 @@ def plan_job(
         inputs: its opened inputs.
         output: where the prompts are kept and ``_plan.json`` is written.
         finished: what is there already; None to plan as if nothing were.
-        compare_orders: whether to count what the input's order would compute.
 
     Raises:
         OutputError: prompts or plan could not be written.
     """
-    spec = inputs.spec
-    renderer = WatchedRenderer(spec, inputs.source.schema, inputs.tokenizer, inputs.num_rows)
+    sample = RowSample(inputs.num_rows) if _can_advise(config, inputs) else None
     started = time.perf_counter()
-    store = _write_store(config, replace(inputs, renderer=renderer), output)
+    store = _write_store(config, inputs, output, sample)
     tokenized = time.perf_counter()
     num_samples = np.array(
         [each.n for each in row_params(store.sampling_params, inputs.sampling)], dtype=np.int64
@@ -161,55 +177,48 @@ def plan_job(
         done=done,
         requests_of=inputs.requests_of,
         truncation=config.prompt.truncation.value,
-        compare_orders=compare_orders,
-    )
-    plan = replace(
-        plan,
-        advice=_advice(config, inputs, spec, renderer, store, plan),
-        normalized=renderer.normalizer.changes,
-        rows_ending_with_assistant=renderer.rows_ending_with_assistant,
-        group_texts=_group_texts(plan, store, inputs),
     )
     phases = {"tokenize_s": tokenized - started, "order_s": time.perf_counter() - tokenized}
-    planned = JobPlan(store, plan, num_samples, done, phases)
+    planned = JobPlan(
+        store=store,
+        plan=plan,
+        num_samples=num_samples,
+        done=done,
+        phases=phases,
+        sample=sample,
+        normalized=inputs.renderer.normalizer.changes,
+        rows_ending_with_assistant=inputs.renderer.rows_ending_with_assistant,
+    )
     output.write_json("_plan.json", planned.to_json())
     return planned
 
 
-def _group_texts(plan: Plan, store: PromptStore, inputs: JobInputs) -> list[str]:
-    if inputs.tokenizer is None:
-        return []
-    return group_texts(plan.groups, plan.group_row_index, store, inputs.tokenizer)
+def _can_advise(config: Config, inputs: JobInputs) -> bool:
+    # Where prompt.fields are listed, prompt.field_order is the advice.
+    is_template = inputs.renderer.source is Source.TEMPLATE
+    return is_template and config.pool.prefix_caching and not inputs.spec.fields
 
 
-def _advice(
-    config: Config,
-    inputs: JobInputs,
-    spec: PromptSpec,
-    renderer: WatchedRenderer,
-    store: PromptStore,
-    plan: Plan,
-) -> Advice | None:
-    """Look for a template column that keeps the rows from sharing, where sharing is on."""
-    if renderer.source is not Source.TEMPLATE or not config.pool.prefix_caching:
-        return None
-    if spec.fields:
-        # Which of them should stand where is what prompt.field_order answers.
+def find_advice(inputs: JobInputs, planned: JobPlan) -> Advice | None:
+    """Look for a template column that keeps the rows from sharing."""
+    if planned.sample is None:
         return None
     return advise(
-        renderer.sample,
-        spec,
+        planned.sample,
+        inputs.spec,
         inputs.source.schema,
         inputs.tokenizer,
         inputs.limits,
-        ids=store.ids,
-        shared=plan.shared_tokens,
+        ids=planned.store.ids,
+        shared=planned.plan.requests_by_prefix.shared_by_store_row(planned.store.num_rows),
     )
 
 
-def _write_store(config: Config, inputs: JobInputs, output: OutputDir) -> PromptStore:
+def _write_store(
+    config: Config, inputs: JobInputs, output: OutputDir, sample: RowSample | None
+) -> PromptStore:
     path = output.scratch / "_plan" / "prompts.arrow"
-    prompts = inputs.prompts(config.input)
+    prompts = inputs.prompts(config.input, None if sample is None else sample.see)
     try:
         failpoints.reached("prompts.begin")
         store = PromptStore.write(path, inputs.id_type, prompts)

@@ -1,16 +1,36 @@
 """The plan of a job: which rows are computed, in what order, and what that will cost."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
-from batchgen.prompts.advice.columns import Advice
+import numpy as np
+
 from batchgen.prompts.future import PlannedFuture
-from batchgen.prompts.normalize.rules import Changes
-from batchgen.prompts.order import Duplicates, PrefixGroup, Rows
-from batchgen.prompts.outlook.blocks import BlockCost, remedy
-from batchgen.prompts.outlook.lengths import Histogram
+from batchgen.prompts.order import Duplicates, PrefixGroup, Rows, prefix_groups
+from batchgen.prompts.request_table import RequestTable
 from batchgen.prompts.truncation_audit import TruncationAudit
+
+MAX_GROUPS = 20
+_FIGURES = (
+    "rows",
+    "requests",
+    "prompt_tokens",
+    "request_tokens",
+    "block_size",
+    "windows",
+    "prefill_tokens_floor",
+    "prefill_tokens_floor_block",
+    "expected_prefill_tokens",
+    "expected_basis",
+    "longest_request_tokens",
+    "request_tokens_p50",
+    "request_tokens_p95",
+    "own_tokens_p95",
+    "longest_shared_tokens",
+    "max_output_tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -18,126 +38,121 @@ class Plan:
     """What will be computed. A request is one sample of a row that must be computed.
 
     Greedy rows make one request however many samples they ask for; random rows make
-    one for each sample.
+    one for each sample. What only ``mode=plan`` shows is in
+    :class:`~batchgen.prompts.diagnostics.PlanDiagnostics`.
 
     Attributes:
         order: store rows to compute, in the order they should start.
         duplicates: a computed store row to the store rows that take its result.
+        requests_by_prefix: the requests of the rows in ``order``, in prefix order.
+        row_index: position in the input of each row of ``requests_by_prefix``.
         rows: rows of the input, those with errors included.
-        requests: requests of the rows in ``order``.
+        row_errors: rows with errors by type.
         prompt_tokens: prompt tokens of all rows without errors, once a row.
-        request_tokens: prompt tokens of all requests: the prefill without any sharing.
         block_size: tokens in a block.
         windows: groups of rows that were sorted on their own; the floors are their sums.
-        prefill_tokens_floor: the least prefill that exact sharing by the token leaves.
-        prefill_tokens_floor_block: the same where whole blocks are shared.
         expected_prefill_tokens: the prefill to expect in this order.
         expected_basis: how that expectation is made, in words.
-        longest_request_tokens: the most tokens a request can come to, prompt and output.
-        request_tokens_p50, request_tokens_p95: the same at these percentiles.
-        own_tokens_p95: the same without what the request before it in prefix order has too.
-        longest_shared_tokens: the longest prefix that two requests have in common.
-        max_output_tokens: tokens that all requests together can generate.
-        lengths: prompt tokens of the requests.
-        block_costs: what blocks of other sizes would share.
-        input_order_tokens: prefill in the input's order where nothing but the row before is
-            still there; None where that was not asked for.
-        groups: the shared prefixes that save most.
-        group_row_index: position in the input of each group's first row.
-        group_texts: the text of each group's prefix, shortened.
-        row_errors: rows with errors by type.
         future: which request is the next to need a prefix, for the engine's eviction.
-        shared_tokens: [store rows] leading tokens that each row of ``order`` has in common
-            with the row before it in prefix order; -1 for all other rows.
         truncation: what becomes of rows that are too long beside their output.
-        advice: a change of the template that would share more, where one is known.
-        normalized: what ``prompt.normalize`` changed.
-        rows_ending_with_assistant: rows whose last message is the assistant's and is not continued.
     """
 
     order: Rows
     duplicates: Duplicates
+    requests_by_prefix: RequestTable
+    row_index: Rows
     rows: int
-    requests: int
+    row_errors: Mapping[str, int]
     prompt_tokens: int
-    request_tokens: int
     block_size: int
     windows: int
-    prefill_tokens_floor: int
-    prefill_tokens_floor_block: int
     expected_prefill_tokens: int
     expected_basis: str
-    longest_request_tokens: int
-    request_tokens_p50: int
-    request_tokens_p95: int
-    own_tokens_p95: int
-    longest_shared_tokens: int
-    max_output_tokens: int
-    lengths: Histogram
-    block_costs: Sequence[BlockCost]
-    input_order_tokens: int | None
-    groups: Sequence[PrefixGroup]
-    group_row_index: Sequence[int]
-    row_errors: Mapping[str, int]
     future: PlannedFuture
-    shared_tokens: Rows
     truncation: TruncationAudit
-    advice: Advice | None = None
-    normalized: Changes = field(default_factory=Changes)
-    group_texts: Sequence[str] = ()
-    rows_ending_with_assistant: int = 0
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return len(self.requests_by_prefix)
 
     @property
     def num_duplicates(self) -> int:
         """Rows that are not computed because another row's result is theirs."""
         return self.duplicates.num_rows
 
+    @property
+    def request_tokens(self) -> int:
+        """Prompt tokens of all requests: the prefill without any sharing."""
+        return int(self.requests_by_prefix.lengths.sum())
+
+    @property
+    def prefill_tokens_floor(self) -> int:
+        """The least prefill that exact sharing by the token leaves."""
+        return self.requests_by_prefix.floor()
+
+    @property
+    def prefill_tokens_floor_block(self) -> int:
+        """The least prefill where whole blocks are shared."""
+        return self.requests_by_prefix.floor(self.block_size)
+
+    @property
+    def longest_request_tokens(self) -> int:
+        """The most tokens a request can come to, prompt and output."""
+        return int(self.requests_by_prefix.whole.max(initial=0))
+
+    @property
+    def request_tokens_p50(self) -> int:
+        """The most tokens that half of the requests can come to."""
+        return _percentile(self.requests_by_prefix.whole, 50)
+
+    @property
+    def request_tokens_p95(self) -> int:
+        """The most tokens that 95% of the requests can come to."""
+        return _percentile(self.requests_by_prefix.whole, 95)
+
+    @property
+    def own_tokens_p95(self) -> int:
+        """The same without what the request before it in prefix order has too."""
+        return _percentile(self.requests_by_prefix.whole - self.requests_by_prefix.shared, 95)
+
+    @property
+    def longest_shared_tokens(self) -> int:
+        """The longest prefix that two requests have in common."""
+        return int(self.requests_by_prefix.shared.max(initial=0))
+
+    @property
+    def max_output_tokens(self) -> int:
+        """Tokens that all requests together can generate."""
+        return int((self.requests_by_prefix.whole - self.requests_by_prefix.lengths).sum())
+
+    @cached_property
+    def groups(self) -> list[PrefixGroup]:
+        """The shared prefixes that save most."""
+        return prefix_groups(self.requests_by_prefix.shared, self.block_size, MAX_GROUPS)
+
+    @cached_property
+    def group_row_index(self) -> list[int]:
+        """Position in the input of each group's first row."""
+        ends = np.cumsum(self.requests_by_prefix.samples)
+        positions = [group.position for group in self.groups]
+        return list(map(int, self.row_index[np.searchsorted(ends, positions, side="right")]))
+
     def to_json(self) -> dict[str, Any]:
         """Return what ``_plan.json`` holds: every figure, without the rows themselves."""
-        figures = (
-            "rows",
-            "requests",
-            "prompt_tokens",
-            "request_tokens",
-            "block_size",
-            "windows",
-            "prefill_tokens_floor",
-            "prefill_tokens_floor_block",
-            "expected_prefill_tokens",
-            "expected_basis",
-            "longest_request_tokens",
-            "request_tokens_p50",
-            "request_tokens_p95",
-            "own_tokens_p95",
-            "longest_shared_tokens",
-            "max_output_tokens",
-            "rows_ending_with_assistant",
-        )
         return {
-            **{name: getattr(self, name) for name in figures},
+            **{name: getattr(self, name) for name in _FIGURES},
             "duplicates": self.num_duplicates,
             "row_errors": dict(self.row_errors),
-            "lengths": self.lengths.to_json(),
-            "block_sizes": [asdict(cost) for cost in self.block_costs],
-            "groups": self._groups_json(),
+            "groups": [
+                _group_json(group, row_index)
+                for row_index, group in zip(self.group_row_index, self.groups, strict=True)
+            ],
             "truncation": asdict(self.truncation),
-            "advice": self.advice and self.advice.to_json(),
-            "normalized": self.normalized.to_json(),
         }
 
-    def _groups_json(self) -> list[dict[str, Any]]:
-        texts: Sequence[str | None] = self.group_texts or [None] * len(self.groups)
-        found = []
-        for group, row_index, text in zip(self.groups, self.group_row_index, texts, strict=True):
-            fix = remedy(group.tokens, self.block_size)
-            figures = {name: value for name, value in asdict(group).items() if name != "position"}
-            found.append(
-                {"row_index": row_index, **figures, "text": text, "remedy": fix and fix.to_json()}
-            )
-        return found
-
     def describe(self) -> str:
-        """Say the plan in a few lines for a person."""
+        """Return the plan in a few lines for a person."""
         errors = ", ".join(f"{count} {kind}" for kind, count in self.row_errors.items()) or "none"
         lines = [
             f"rows {self.rows:,}: {len(self.order):,} to compute ({self.requests:,} requests), "
@@ -157,19 +172,22 @@ class Plan:
             for group in self.groups[:3]
         ]
         lines += self.truncation.describe()
-        if self.rows_ending_with_assistant:
-            lines.append(f"warning: {closed_answers(self.rows_ending_with_assistant)}")
-        if self.advice is not None:
-            lines.append(self.advice.describe())
-        changes = self.normalized.describe()
-        if changes is not None:
-            lines.append(changes)
         return "\n".join(lines)
 
 
 def closed_answers(rows: int) -> str:
-    """Say what becomes of rows whose last message is the assistant's."""
+    """Return what becomes of rows whose last message is the assistant's."""
     return (
         f"in {rows:,} rows the last message is the assistant's: it is closed, and another answer "
         "follows; prompt.continue_final_message=true continues it instead"
     )
+
+
+def _percentile(values: Rows, percent: int) -> int:
+    return int(np.percentile(values, percent, method="higher")) if len(values) else 0
+
+
+def _group_json(group: PrefixGroup, row_index: int) -> dict[str, Any]:
+    figures = asdict(group)
+    del figures["position"]
+    return {"row_index": row_index, **figures}

@@ -188,7 +188,8 @@ class Truncation:
         def render(text: str) -> Prompt | RowError:
             at, field = row.schema.get_field_index(longest), row.schema.field(longest)
             changed = row.set_column(at, field, pa.array([text], field.type))
-            return self.renderer.render(changed, position)[0]
+            with self.renderer.normalizer.uncounted():
+                return self.renderer.render(changed, position)[0]
 
         return self._cut_text(texts[longest], render, over, room)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from batchgen.job.ahead.speeds import Setting, Speed, SpeedBook, Work, estimate
+from batchgen.job.dry_run.speeds import Setting, Speed, SpeedBook, Work, estimate
 from batchgen.report.plan_text import time_text
 from tests.job.harness import Job
 
@@ -126,7 +126,7 @@ def test_runs_too_short_to_tell_and_places_that_cannot_be_written_leave_nothing(
 def test_a_plan_says_that_nothing_is_known_and_after_a_run_gives_a_range(
     job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("batchgen.job.ahead.speeds._FILE", f"{tmp_path.name}.jsonl")
+    monkeypatch.setattr("batchgen.job.dry_run.speeds._FILE", f"{tmp_path.name}.jsonl")
     words = ["fox", "dog", "movie", "story"]
     job.write([{"id": n, "prompt": f"{words[n % 4]} {n} " * 20} for n in range(40)])
     assert job("mode=plan") == 0

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.prompts.outlook.blocks import block_costs, remedy
-from batchgen.prompts.outlook.edges import find_merged_end
-from batchgen.prompts.outlook.lengths import Histogram
+from batchgen.prompts.diagnostics import Histogram, block_costs, remedy
+from batchgen.prompts.findings import find_merged_end
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=60))

@@ -1,16 +1,16 @@
 """Advice on a template column that varies early, against plans of templates moved by hand."""
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from batchgen.prompts.advice.columns import advise
-from batchgen.prompts.advice.sample import WatchedRenderer
+from batchgen.prompts.advice.sample import RowSample
 from batchgen.prompts.limits import Limits
 from batchgen.prompts.planner import make_plan
+from batchgen.prompts.render import Renderer
 from batchgen.prompts.source import PromptSpec
 from batchgen.prompts.store import PromptStore
 from batchgen.prompts.tokenize import tokenize_batches
@@ -43,13 +43,14 @@ def planned(tmp_path, batch_of, tokenizer):
             batch_of(rows[start : start + size], schema, first=start)
             for start in range(0, len(rows), size)
         ]
-        renderer = WatchedRenderer(spec, schema, tokenizer, len(rows))
-        sample = renderer.sample
+        renderer, sample = Renderer(spec, schema, tokenizer), RowSample(len(rows))
+        for batch in batches:
+            sample.see(batch.table)
         out = tokenize_batches(batches, renderer, tokenizer, LIMITS, sampling)
         store = PromptStore.write(tmp_path / "prompts.arrow", pa.string(), out)
         defaults = {"block_size": 16, "prefix_caching": True, "order": "prefix"}
         plan = make_plan(store, sampling, max_model_len=100_000, **(defaults | options))
-        shared = plan.shared_tokens
+        shared = plan.requests_by_prefix.shared_by_store_row(store.num_rows)
         advice = advise(sample, spec, schema, tokenizer, LIMITS, ids=store.ids, shared=shared)
         return plan, advice, [store.ids(row).tolist() for row in range(store.num_rows)]
 
@@ -86,7 +87,6 @@ def test_the_saving_is_that_of_the_plan_with_the_column_moved_by_hand(planned, k
     at = advice.first_token
     assert len({tuple(each[:at]) for each in ids}) == 1
     assert len({each[at] for each in ids}) > 1
-    assert advice.describe() in replace(before, advice=advice).describe()
 
 
 def test_for_more_rows_than_the_sample_it_is_what_the_move_saves_at_least(planned):
@@ -141,9 +141,7 @@ QUIET = {
 @pytest.mark.parametrize("name", QUIET)
 def test_a_template_with_no_costly_early_column_gets_no_advice(planned, name):
     rows = rows_of(600, day=lambda n: f"day {n // 100}")
-    plan, advice, _ = planned(PromptSpec(template=QUIET[name]), rows)
-    assert advice is None
-    assert plan.to_json()["advice"] is None
+    assert planned(PromptSpec(template=QUIET[name]), rows)[1] is None
 
 
 def test_prompts_that_no_template_makes_get_no_advice(planned):

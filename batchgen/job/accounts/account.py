@@ -22,7 +22,7 @@ from batchgen.job.accounts.totals import OutputTotals
 from batchgen.job.generate import Generation
 from batchgen.job.inputs import JobInputs
 from batchgen.job.load import LoadedEngine
-from batchgen.job.planning import JobPlan
+from batchgen.job.planning import JobPlan, find_advice
 from batchgen.job.stops.interrupts import StopRequested
 from batchgen.report.percentiles import Percentiles
 from batchgen.report.progress import Progress
@@ -97,6 +97,9 @@ class Account:
         totals = OutputTotals.read(output)
         outcome = _outcome(code, message) | {"is_complete": is_complete}
         summary = outcome | self._summary(planned, totals)
+        if code in (ExitCode.DONE, ExitCode.TOO_MANY_ROW_ERRORS) and summary["sharing"] is not None:
+            advice = find_advice(inputs, planned)
+            summary["sharing"] += [advice.describe()] if advice else []
         output.write_json("_summary.json", summary)
         try:
             self.failures = failure_lines(totals, summary, output.path)

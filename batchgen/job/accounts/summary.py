@@ -194,8 +194,6 @@ def sharing_figures(
         if is_whole
         else explain_part(hits, pool)
     )
-    if plan.advice is not None:
-        lines.append(plan.advice.describe())
     # Blocks that unshared tables would have taken beyond those that were there, on average.
     saved = _ratio(stats.logical_blocks - stats.physical_blocks, stats.steps) or 0.0
     return {

@@ -5,11 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from batchgen.errors import RowError
 from batchgen.prompts.order import Rows
-from batchgen.prompts.render import Prompt, Renderer
-from batchgen.prompts.source import PromptSpec
-from batchgen.prompts.tokenizer import Tokenizer
 
 # Rows that a sample holds, and the runs of neighbours that they stand in.
 SAMPLE_ROWS = 256
@@ -63,26 +59,6 @@ class RowSample:
             for (span, _), run in zip(kept, runs, strict=True)
         ]
         return np.concatenate(rows), _joined(runs, columns)
-
-
-class WatchedRenderer(Renderer):
-    """A renderer for one pass over all rows, which keeps a sample of them.
-
-    Attributes:
-        sample: of the rows rendered so far.
-    """
-
-    def __init__(
-        self, spec: PromptSpec, schema: pa.Schema, tokenizer: Tokenizer | None, num_rows: int
-    ) -> None:
-        """As the renderer's own, for ``num_rows`` rows that come in input order."""
-        super().__init__(spec, schema, tokenizer)
-        self.sample = RowSample(num_rows)
-
-    def render(self, table: pa.RecordBatch, first_row: int = 0) -> list[Prompt | RowError]:
-        """Render the next rows."""
-        self.sample.see(table)
-        return super().render(table, first_row)
 
 
 def _joined(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.RecordBatch:

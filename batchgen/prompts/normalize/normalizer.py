@@ -1,7 +1,8 @@
 """``prompt.normalize`` over all that makes a prompt's frame: the job's texts, named columns."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from batchgen.prompts.messages import Message, texts_of, with_texts
@@ -25,6 +26,15 @@ class Normalizer:
         self.changes = Changes()
         self._spec = spec
         self._rules = TextRules(spec)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Return a context whose changes do not count: a row is rendered again."""
+        changes, self.changes = self.changes, Changes()
+        try:
+            yield
+        finally:
+            self.changes = changes
 
     @property
     def is_on(self) -> bool:

@@ -1,4 +1,4 @@
-"""``mode=preview`` and ``mode=plan``: what a job would do, told without its weights."""
+"""``mode=preview`` and ``mode=plan``: what a job would do, without its weights."""
 
 import tempfile
 from dataclasses import replace
@@ -8,8 +8,8 @@ import torch
 
 from batchgen.config import Config
 from batchgen.data.output.directory import OutputDir
-from batchgen.job.ahead.field_orders import other_field_orders
-from batchgen.job.ahead.outlook import outlook
+from batchgen.job.dry_run.field_orders import other_field_orders
+from batchgen.job.dry_run.outlook import diagnose, outlook
 from batchgen.job.front import model_source
 from batchgen.job.inputs import JobInputs
 from batchgen.job.planning import JobPlan, plan_job
@@ -60,24 +60,27 @@ def show_plan(config: Config, progress: Progress) -> None:
     with OutputDir(config.output.dir) as output, progress.phase("plan"):
         # First: the plan of the job itself is the one that stays.
         others = other_field_orders(config, output)
-        planned = plan_job(config, inputs, output, None, compare_orders=True)
+        planned = plan_job(config, inputs, output, None)
         device_type = resolve_device(config.model.device).type
         dtype = resolve_dtype(config.model.dtype, device_type, inputs.model_config)
         dtype = dtype or torch.bfloat16
         ledger = plan_ledger(config, layers, dtype) if layers else None
-        outlined = outlook(config, inputs, planned, layers, ledger, dtype, others)
+        diagnostics = diagnose(inputs, planned)
+        outlined = outlook(config, inputs, planned, diagnostics, layers, ledger, dtype, others)
         # With those that the pool cannot hold, of which the prompts alone say nothing.
         row_errors = {each["error_type"]: each["rows"] for each in outlined["failing"]}
         plan = replace(planned.plan, row_errors=row_errors)
-        told = replace(planned, plan=plan).to_json() | outlined
-        output.write_json("_plan.json", told)
-        output.write_text("_plan.svg", plan_svg(told))
-        print(printable(f"{plan.describe()}\n\n{plan_text(told)}\n"))
+        planned = replace(planned, plan=plan)
+        shown = planned.to_json() | diagnostics.to_json() | outlined
+        output.write_json("_plan.json", shown)
+        output.write_text("_plan.svg", plan_svg(shown))
+        advice = f"\n{diagnostics.advice.describe()}" if diagnostics.advice else ""
+        print(printable(f"{planned.describe()}{advice}\n\n{plan_text(shown)}\n"))
         where = output.path
         print(f"plan written to {where / '_plan.json'}, drawn in {where / '_plan.svg'}")
 
 
 def describe_ledger(ledger: Ledger, planned: JobPlan) -> str:
-    """Say what the memory holds, for rows as long as the plan's."""
+    """Return what the memory holds, for rows as long as the plan's."""
     plan = planned.plan
     return ledger.describe({"p50": plan.request_tokens_p50, "p95": plan.request_tokens_p95})

@@ -1,4 +1,4 @@
-"""What the other orders of a template's fields would share, told before one is chosen."""
+"""What the other orders of a template's fields would share."""
 
 from dataclasses import dataclass, replace
 

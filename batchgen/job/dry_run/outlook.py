@@ -1,4 +1,4 @@
-"""What ``mode=plan`` tells beyond the plan that every run makes: memory, time, alternatives."""
+"""What ``mode=plan`` shows beyond the plan that every run makes: memory, time, alternatives."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,13 +8,20 @@ import torch
 
 from batchgen.config import Config, FieldOrder
 from batchgen.engine.block_manager import Window
-from batchgen.job.ahead.field_orders import FieldOrderCost
-from batchgen.job.ahead.speeds import Setting, Speed, SpeedBook, Work, digest, estimate
+from batchgen.job.dry_run.field_orders import FieldOrderCost
+from batchgen.job.dry_run.speeds import Setting, Speed, SpeedBook, Work, digest, estimate
 from batchgen.job.inputs import JobInputs
 from batchgen.job.load import LoadedEngine, step_token_budget
-from batchgen.job.planning import JobPlan
-from batchgen.prompts.outlook.edges import MergedEnd, find_merged_end
-from batchgen.prompts.outlook.rows import failing_rows, repeated_rows
+from batchgen.job.planning import JobPlan, find_advice
+from batchgen.prompts.diagnostics import PlanDiagnostics
+from batchgen.prompts.findings import (
+    MergedEnd,
+    failing_rows,
+    find_merged_end,
+    group_texts,
+    repeated_rows,
+)
+from batchgen.prompts.planner import input_order_tokens
 from batchgen.runtime.cpu.threads import use_threads
 from batchgen.runtime.kv_cache import LayerGeometry, window_of_all
 from batchgen.runtime.memory import Ledger
@@ -24,10 +31,21 @@ _REPEATED_SHOWN = 5
 _EDGE_ROWS = 64
 
 
+def diagnose(inputs: JobInputs, planned: JobPlan) -> PlanDiagnostics:
+    """Measure what only a person who plans a job wants to know."""
+    plan, store, tokenizer = planned.plan, planned.store, inputs.tokenizer
+    unsorted = input_order_tokens(
+        plan, store, inputs.sampling, inputs.limits.max_model_len, inputs.requests_of
+    )
+    texts = [] if tokenizer is None else group_texts(plan, store, tokenizer)
+    return PlanDiagnostics.of(plan, unsorted, texts, find_advice(inputs, planned))
+
+
 def outlook(
     config: Config,
     inputs: JobInputs,
     planned: JobPlan,
+    diagnostics: PlanDiagnostics,
     layers: list[LayerGeometry] | None,
     ledger: Ledger | None,
     dtype: torch.dtype,
@@ -36,6 +54,7 @@ def outlook(
     """Collect what goes into ``_plan.json`` beside the plan's own figures.
 
     Args:
+        diagnostics: of the plan.
         layers: the model's; None where only a loaded model can say them.
         ledger: the memory's arithmetic; None where only a loaded model can say it.
         dtype: of weights and KV.
@@ -51,7 +70,9 @@ def outlook(
     return {
         "memory": memory,
         "time": None if told is None else asdict(told),
-        "alternatives": _alternatives(config, inputs, planned, speeds, rows, field_orders),
+        "alternatives": _alternatives(
+            config, inputs, planned, diagnostics, speeds, rows, field_orders
+        ),
         "field_orders": _field_orders(config, planned, field_orders),
         "failing": [each.to_json(store) for each in failing_rows(store, pool_tokens=pool_tokens)],
         "repeated": repeated_rows(plan.duplicates, store, inputs.tokenizer, _REPEATED_SHOWN),
@@ -165,6 +186,7 @@ def _alternatives(
     config: Config,
     inputs: JobInputs,
     planned: JobPlan,
+    diagnostics: PlanDiagnostics,
     speeds: list[Speed],
     rows: int,
     field_orders: Sequence[FieldOrderCost],
@@ -180,13 +202,13 @@ def _alternatives(
         ways.append(("pool.prefix_caching=false", whole, whole))
     else:
         ways.append(("pool.prefix_caching=true", floor, floor))
-    if order == "prefix" and plan.input_order_tokens is not None:
-        ways.append(("schedule.order=input", floor, plan.input_order_tokens))
-    elif order != "prefix":
+    if order == "prefix":
+        ways.append(("schedule.order=input", floor, diagnostics.input_order_tokens))
+    else:
         ways.append(("schedule.order=prefix", floor, floor))
-    if plan.advice is not None:
-        saved = max(0, floor - plan.advice.saved_tokens_per_row * plan.requests)
-        columns = ", ".join(plan.advice.columns)
+    if diagnostics.advice is not None:
+        saved = max(0, floor - diagnostics.advice.saved_tokens_per_row * plan.requests)
+        columns = ", ".join(diagnostics.advice.columns)
         ways.append((f"template with {columns} at its end", saved, saved))
     if caching:
         ways += [

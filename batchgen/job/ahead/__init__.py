@@ -1,1 +1,0 @@
-"""What a job would do, told without its weights."""

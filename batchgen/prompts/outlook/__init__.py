@@ -1,1 +1,0 @@
-"""What a plan tells beyond its order: lengths, remainders, where shared text ends, failures."""
