@@ -8,7 +8,7 @@ if __name__ == "__main__":
 import sys
 
 from batchgen.cli.app import main
-from batchgen.cli.streams import open_standard_descriptors
+from batchgen.report.streams import open_standard_descriptors
 
 if __name__ == "__main__":
     open_standard_descriptors()

@@ -30,7 +30,7 @@ ALLOWED = {
     "run": SLAB | {"config", "data", "prompts", "report", "runtime", "job"},
     "cli": SLAB | {"checks", "config", "keys", "data.stores.loose", "report", "run"},
     "api": SLAB | {"checks", "config", "keys", "data", "prompts", "report", "engine", "job"},
-    "__main__": {"cli", "early_signals"},
+    "__main__": {"cli", "early_signals", "report"},
 }
 # Floors within a room, from the ground up; the room's name stands for its own files.
 WITHIN = {

@@ -14,10 +14,10 @@ from batchgen.cli.jobs import list_jobs, store_jobs
 from batchgen.cli.overrides import config_dirs, read_command_line, split_flags
 from batchgen.cli.resources import conf_dir, jobs_dir
 from batchgen.cli.settle import Settled, settle
-from batchgen.cli.streams import forgiving_streams
 from batchgen.cli.sweep import compare_sweep
 from batchgen.config import LogFormat, Mode
 from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError, UsageError
+from batchgen.report.streams import queued_streams
 from batchgen.s3_uri import S3Uri, is_s3
 from batchgen.text import printable
 
@@ -40,8 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with forgiving_streams(), console_of(asks_for_json(given)) as console:
-            return _guarded(console, lambda: _command(given, console))
+        with queued_streams() as outbox, console_of(asks_for_json(given)) as console:
+            code = _guarded(console, lambda: _command(given, console))
+            if outbox.dropped:
+                console.warn(f"{outbox.dropped} messages were dropped, since nobody read them")
+            return code
     except SystemExit as stop:
         # argparse and Hydra's own flags (--hydra-help, --version) end this way.
         if early_signals.received() is not None:

@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,7 +35,6 @@ class JsonLines:
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.time) -> None:
         self._stream = stream
         self._clock = clock
-        self._lock = threading.RLock()
 
     def write(self, event: str, message: str, level: str = "info", **fields: Any) -> None:
         """Write one line.
@@ -51,10 +49,9 @@ class JsonLines:
         when = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
         content = {"time": when, "level": level, "event": event, "message": message, **fields}
         line = json.dumps(_finite(content), default=str) + "\n"
-        # One call, so that lines of several processes on one pipe stay apart.
-        with self._lock:
-            self._stream.write(line)
-            self._stream.flush()
+        # One call, so that lines of several threads, and processes on one pipe, stay apart.
+        self._stream.write(line)
+        self._stream.flush()
 
 
 class JsonDisplay:

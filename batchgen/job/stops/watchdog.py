@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from batchgen.errors import EngineError, ExitCode
+from batchgen.report import streams
 
 _MOST_TICK_S = 1.0
 # What the main thread has to end in order before the process is ended for it.
@@ -107,4 +108,5 @@ class Watchdog:
         rescue = threading.Thread(target=self._rescue, name="batchgen-rescue", daemon=True)
         rescue.start()
         rescue.join(self._grace_s)
+        streams.drain()
         self._end(ExitCode.ENGINE_FAILED)
