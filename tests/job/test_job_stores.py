@@ -105,6 +105,22 @@ def test_h09_a_second_run_is_refused_while_the_first_uploads(
     torture.check_second_is_refused(expected)
 
 
+def test_t11_a_storage_that_keeps_checksums_as_content_is_refused_with_the_setting_that_helps(
+    torture: StoredTorture, expected: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torture.job.clear()
+    monkeypatch.setattr(torture.proxy, "keeps_checksums", True)
+    refused = run(torture)
+    assert refused.wait() == 2
+    assert "_lock" in refused.said
+    assert "set AWS_REQUEST_CHECKSUM_CALCULATION=when_required in the environment" in refused.said
+    assert not [key for key in torture.job.s3.keys("out/") if key.startswith("part-")]
+    monkeypatch.setitem(
+        torture.job.environment, "AWS_REQUEST_CHECKSUM_CALCULATION", "when_required"
+    )
+    finish(torture, expected)
+
+
 def test_kills_lose_and_double_nothing(
     torture: StoredTorture, expected: Results, note: Note
 ) -> None:

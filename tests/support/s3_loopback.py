@@ -129,12 +129,15 @@ class Proxy:
     Attributes:
         faults: what is still to go wrong.
         seen: first lines of all requests.
+        keeps_checksums: whether the storage behind it takes the checksums that a client
+            appends to an upload, and their framing, for content, as s3rver 3.7.1 does.
     """
 
     target: str
     faults: list[Fault] = field(default_factory=list)
     address: str = ""
     seen: list[str] = field(default_factory=list)
+    keeps_checksums: bool = False
     _listener: socket.socket | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -199,6 +202,8 @@ class Proxy:
         if fault is not None:
             answers.left = 0 if fault.after_bytes is not None else fault.answer_bytes
         if body is not None:
+            if self.keeps_checksums:
+                head, body = _without_signs_of_checksums(head, body)
             answers.server.sendall(head + body)
         if fault is not None and fault.then is not None:
             fault.then()
@@ -262,6 +267,18 @@ def _body(head: bytes, requests: BinaryIO, most: int | None) -> bytes | None:
         if size == 0:
             return content.getvalue()
     return None
+
+
+def _without_signs_of_checksums(head: bytes, body: bytes) -> tuple[bytes, bytes]:
+    """Make an upload with appended checksums one whose content is all that was sent."""
+    if not re.search(rb"(?i)\r\ncontent-encoding: *aws-chunked", head):
+        return head, body
+    content, chunks = b"", io.BytesIO(body)
+    while size := int(chunks.readline(), 16):
+        content += chunks.read(size + 2)[:-2]
+    signs = rb"content-encoding|transfer-encoding|x-amz-(?:content|decoded|trailer)[a-z0-9-]*"
+    head = re.sub(rb"(?i)\r\n(?:%s):.*?(?=\r\n)" % signs, b"", head)
+    return head[:-2] + b"Content-Length: %d\r\n\r\n" % len(content), content
 
 
 def _answer(status: int) -> bytes:

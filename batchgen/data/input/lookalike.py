@@ -25,6 +25,8 @@ _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
     (b"Obj\x01", "Avro", "write it as Parquet with the tool that made it"),
     (b"SQLite format 3", "an SQLite database", "export the table as Parquet, with DuckDB say"),
 )
+# An upload's chunks with a checksum after them, kept as they came.
+_FRAMED = re.compile(rb"[0-9a-fA-F]{1,8}\r\n" + _PARQUET)
 _LFS_POINTER = "version https://git-lfs"
 # The modules of pyarrow, which is installed wherever this runs, that read the rest.
 _READERS = {"feather": "read_table", "orc": "read_table", "json": "read_json", "csv": "read_csv"}
@@ -50,6 +52,11 @@ def verdict(file: Any, place: Place, error: Exception) -> str:
     tail = bytes(file.read(min(size, _MARK_BYTES)))
     if tail == _ENCRYPTED:
         return "is an encrypted Parquet file; write it without encryption"
+    if _FRAMED.match(head):
+        return (
+            "is a Parquet file whose storage kept an upload's checksums as content; upload it "
+            "again with AWS_REQUEST_CHECKSUM_CALCULATION=when_required in the environment"
+        )
     text = _text(head)
     looks, advice = _binary(head) if text is None else _of_text(text)
     if head.startswith(_PARQUET) or not looks:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pyarrow.fs as pafs
 
-from batchgen.data.stores.faults import StoreError, repeated
+from batchgen.data.stores.faults import GREW, StoreError, repeated
 from batchgen.s3_uri import PREFIX, S3Uri
 
 _T = TypeVar("_T")
@@ -163,10 +163,27 @@ class Bucket:
         def send() -> None:
             self._send(key, content)
             size = self.files.get_file_info(self.path(key)).size
-            if size != len(content):
+            if size > len(content):
+                raise OSError(f"{GREW} ({size} and {len(content)})")
+            if size < len(content):
                 raise OSError(f"{size} bytes arrived of {len(content)}")
 
         self.do("writing", key, send)
+
+    def check_stored(self, key: str, sent: bytes) -> None:
+        """Compare an object that others may write too with what this run wrote.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            StoreError: the storage put something of its own around the content.
+        """
+
+        def compare() -> None:
+            stored = self.read(key)
+            if sent in stored and stored != sent:
+                raise OSError(f"{GREW} ({len(stored)} and {len(sent)})")
+
+        self.do("writing", key, compare)
 
     def _send(self, key: str, content: bytes | mmap.mmap) -> None:
         with self.files.open_output_stream(self.path(key), compression=None) as stream:

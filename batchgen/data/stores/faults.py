@@ -21,10 +21,15 @@ _CREDENTIALS = (
 )
 _BUCKET = "check the bucket's name and its endpoint"
 _REGION = "name the bucket's region with AWS_REGION, or with ?region=NAME in the address"
+_CHECKSUMS = (
+    "the storage keeps the checksums that the S3 client appends to an upload as content; set "
+    "AWS_REQUEST_CHECKSUM_CALCULATION=when_required in the environment"
+)
 _NETWORK = (
     "check the network and the endpoint (AWS_ENDPOINT_URL, or "
     "?endpoint_override=HOST:PORT&scheme=http in the address)"
 )
+GREW = "more bytes are stored than were sent"
 _LATER = "the storage is failing or overloaded; try again later"
 # Beginnings that stand in pyarrow's messages, and what to do; those that no repetition mends.
 _FINAL = (
@@ -32,6 +37,7 @@ _FINAL = (
     (("EXPIRED_TOKEN", "MISSING_AUTHENTICATION", "HTTP status 403"), _CREDENTIALS),
     (("NO_SUCH_BUCKET", "Bucket does not exist", "Bucket '"), _BUCKET),
     (("PermanentRedirect", "HTTP status 301", "AuthorizationHeaderMalformed"), _REGION),
+    ((GREW,), _CHECKSUMS),
 )
 _PASSING = (
     (("NETWORK_CONNECTION", "curlCode", "REQUEST_TIMEOUT"), _NETWORK),

@@ -80,6 +80,10 @@ class Claim:
         except (ValueError, KeyError, TypeError):
             return None, stamp
 
+    def to_json(self) -> bytes:
+        """Return what ``read`` reads."""
+        return json.dumps(asdict(self)).encode()
+
     def is_live(self, bucket: Bucket, key: str) -> bool:
         """Whether its run is at work: by its process where that is here, else by its renewals.
 
@@ -192,13 +196,16 @@ class Lease:
             return False
         time.sleep(SETTLE_S)
         now, self._stamp = Claim.read_stamped(self._bucket, self._key)
+        if now is None:
+            with suppress(FileNotFoundError):
+                self._bucket.check_stored(self._key, self._claim.to_json())
         return now is not None and now.token == self._claim.token
 
     def _renew(self) -> None:
         with self._mutex:
             self._claim = replace(self._claim, beat=self._claim.beat + 1)
             self._stamp = None
-            self._bucket.write(self._key, json.dumps(asdict(self._claim)).encode())
+            self._bucket.write(self._key, self._claim.to_json())
 
     def _is_unchanged(self) -> bool:
         """Whether the object is the one that was last read as this run's; one small request."""
