@@ -16,7 +16,7 @@ from batchgen.job.front import ModelFront
 from batchgen.job.template_time import template_time
 from batchgen.prompts.chat_template import TemplateVariables, template_reads
 from batchgen.prompts.fields.orders import find_orders
-from batchgen.prompts.normalize.rules import NormalizeSpec
+from batchgen.prompts.normalize import NormalizeSpec
 from batchgen.prompts.render import Renderer
 from batchgen.prompts.shots import Shots, load_shots
 from batchgen.prompts.source import PromptSpec, Source

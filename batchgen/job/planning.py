@@ -19,7 +19,7 @@ from batchgen.job.identity_v1 import as_version_1
 from batchgen.job.inputs import JobInputs
 from batchgen.prompts.advice.columns import Advice, advise
 from batchgen.prompts.advice.sample import RowSample
-from batchgen.prompts.normalize.rules import Changes
+from batchgen.prompts.normalize import Changes
 from batchgen.prompts.plan import Plan, closed_answers
 from batchgen.prompts.planner import make_plan
 from batchgen.prompts.row_sampling import row_params

@@ -10,7 +10,7 @@ import numpy as np
 from batchgen.prompts.future import PlannedFuture
 from batchgen.prompts.order import Duplicates, PrefixGroup, Rows, prefix_groups
 from batchgen.prompts.request_table import RequestTable
-from batchgen.prompts.truncation_audit import TruncationAudit
+from batchgen.prompts.truncation import TruncationAudit
 
 MAX_GROUPS = 20
 _FIGURES = (

@@ -7,13 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from batchgen.prompts.future import PlannedFuture
-from batchgen.prompts.needs import row_needs
 from batchgen.prompts.order import Rows, find_duplicates, length_order, prefix_order
 from batchgen.prompts.plan import Plan
 from batchgen.prompts.request_table import RequestTable
-from batchgen.prompts.row_sampling import num_samples
+from batchgen.prompts.row_sampling import num_samples, row_needs
 from batchgen.prompts.store import PromptStore
-from batchgen.prompts.truncation_audit import TruncationAudit
+from batchgen.prompts.truncation import TruncationAudit
 from batchgen.sampling import SamplingParams
 
 

@@ -13,7 +13,7 @@ from batchgen.prompts.chat_template import ChatTemplate
 from batchgen.prompts.fields.orders import FieldOrders
 from batchgen.prompts.marks import Marks
 from batchgen.prompts.messages import Message, Tool, parse_messages, parse_tools
-from batchgen.prompts.normalize.normalizer import Normalizer
+from batchgen.prompts.normalize import Normalizer
 from batchgen.prompts.row_sampling import sampling_columns
 from batchgen.prompts.sandbox import LimitError
 from batchgen.prompts.shots import render_shots

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from batchgen.prompts.needs import RowNeeds
 from batchgen.prompts.order import Rows, neighbour_lcp, prefill_tokens, repeat_rows
+from batchgen.prompts.row_sampling import RowNeeds
 from batchgen.prompts.store import PromptStore
 
 

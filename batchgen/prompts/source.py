@@ -10,7 +10,7 @@ import pyarrow as pa
 from batchgen.errors import UsageError, listed
 from batchgen.prompts.chat_template import TemplateVariables, template_reads
 from batchgen.prompts.columns import close_matches, is_list_of, is_text
-from batchgen.prompts.normalize.rules import NormalizeSpec
+from batchgen.prompts.normalize import NormalizeSpec
 from batchgen.prompts.tokenizer import Tokenizer, has_chat_template
 
 DEFAULT_TOKEN_IDS_COLUMN = "prompt_token_ids"

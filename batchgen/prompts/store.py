@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from batchgen.errors import RowError, RowErrorType, UsageError
 from batchgen.prompts.limits import IdArray
+from batchgen.prompts.tokenizer import Tokenizer
 
 
 def store_schema(id_type: pa.DataType) -> pa.Schema:
@@ -177,3 +178,34 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 def _joined(parts: list[npt.NDArray[_Scalar]], kind: type[_Scalar]) -> npt.NDArray[_Scalar]:
     return np.concatenate([np.empty(0, kind), *parts], dtype=kind)
+
+
+def preview(store: PromptStore, tokenizer: Tokenizer | None, rows: int) -> str:
+    """Show the first rows: text decoded from the ids, special tokens included, and ids.
+
+    Args:
+        tokenizer: None where the rows carry token ids and the model has no tokenizer.
+        rows: store rows shown at most.
+    """
+    return "\n\n".join(_show(store, tokenizer, row) for row in range(min(rows, store.num_rows)))
+
+
+def _show(store: PromptStore, tokenizer: Tokenizer | None, row: int) -> str:
+    head = f"row {store.row_index[row]}, id {store.row_ids[row].as_py()!r}"
+    error = store.error(row)
+    if error is not None:
+        return f"{head}: {error.type.value}: {error.message}"
+    ids = store.ids(row).tolist()
+    overrides = store.sampling_params[row].as_py()
+    cut = int(store.cut_tokens[row])
+    notes = [
+        f"{len(ids)} tokens",
+        f"{cut} cut off" if cut else "",
+        overrides and f"sampling {overrides}",
+    ]
+    lines = [f"{head}: {', '.join(filter(None, notes))}"]
+    if tokenizer is not None:
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        lines.append(text)
+    lines.append(f"token ids: {ids}")
+    return "\n".join(lines)

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.errors import RowError, UsageError
-from batchgen.prompts.fields.cells import Cells
-from batchgen.prompts.fields.ggr import fixed_order, group_orders
+from batchgen.prompts.fields.greedy_order import Cells, fixed_order, group_orders
 from batchgen.prompts.fields.orders import FieldOrders, find_orders
 from batchgen.prompts.render import Renderer, Text
 from batchgen.prompts.source import PromptSpec

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.errors import UsageError
-from batchgen.prompts.normalize.rules import NormalizeSpec, TextRules
+from batchgen.prompts.normalize import NormalizeSpec, TextRules
 from batchgen.prompts.render import Chat, Renderer, Text
 from batchgen.prompts.source import PromptSpec
 from tests.support.tiny_tokenizers import make

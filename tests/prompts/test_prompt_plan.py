@@ -7,10 +7,9 @@ import pytest
 from batchgen.prompts.diagnostics import PlanDiagnostics
 from batchgen.prompts.limits import Limits
 from batchgen.prompts.planner import make_plan
-from batchgen.prompts.preview import preview
 from batchgen.prompts.render import Renderer
 from batchgen.prompts.source import PromptSpec
-from batchgen.prompts.store import PromptStore
+from batchgen.prompts.store import PromptStore, preview
 from batchgen.prompts.tokenize import tokenize_batches
 from batchgen.sampling import SamplingParams
 

@@ -8,15 +8,13 @@ import torch
 
 from batchgen.config import Config
 from batchgen.data.output.directory import OutputDir
-from batchgen.job.dry_run.field_orders import other_field_orders
-from batchgen.job.dry_run.outlook import diagnose, outlook
+from batchgen.job.dry_run.outlook import diagnose, other_field_orders, outlook
 from batchgen.job.front import model_source
 from batchgen.job.inputs import JobInputs
 from batchgen.job.planning import JobPlan, plan_job
 from batchgen.job.pool_size import plan_ledger
 from batchgen.prompts.plan import closed_answers
-from batchgen.prompts.preview import preview
-from batchgen.prompts.store import PromptStore
+from batchgen.prompts.store import PromptStore, preview
 from batchgen.report.plan_svg import plan_svg
 from batchgen.report.plan_text import plan_text
 from batchgen.report.progress import Progress

@@ -1,18 +1,18 @@
 """What ``mode=plan`` shows beyond the plan that every run makes: memory, time, alternatives."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from batchgen.config import Config, FieldOrder
+from batchgen.data.output.directory import OutputDir
 from batchgen.engine.block_manager import Window
-from batchgen.job.dry_run.field_orders import FieldOrderCost
 from batchgen.job.dry_run.speeds import Setting, Speed, SpeedBook, Work, digest, estimate
 from batchgen.job.inputs import JobInputs
 from batchgen.job.load import LoadedEngine, step_token_budget
-from batchgen.job.planning import JobPlan, find_advice
+from batchgen.job.planning import JobPlan, find_advice, plan_job
 from batchgen.prompts.diagnostics import PlanDiagnostics
 from batchgen.prompts.findings import (
     MergedEnd,
@@ -21,11 +21,51 @@ from batchgen.prompts.findings import (
     group_texts,
     repeated_rows,
 )
+from batchgen.prompts.plan import Plan
 from batchgen.prompts.planner import input_order_tokens
 from batchgen.runtime.cpu.threads import use_threads
 from batchgen.runtime.kv_cache import LayerGeometry, window_of_all
 from batchgen.runtime.memory import Ledger
 from batchgen.runtime.model import resolve_device
+
+
+@dataclass(frozen=True, slots=True)
+class FieldOrderCost:
+    """The prompts of a job with its fields in some order.
+
+    Attributes:
+        field_order: the value of ``prompt.field_order``.
+        request_tokens: prompt tokens of all requests.
+        prefill_tokens: of them, what has to be computed.
+        hit_share: of them, what is shared.
+    """
+
+    field_order: str
+    request_tokens: int
+    prefill_tokens: int
+    hit_share: float
+
+    @classmethod
+    def of(cls, order: FieldOrder, plan: Plan) -> "FieldOrderCost":
+        """Take the figures of a plan."""
+        total, floor = plan.request_tokens, plan.prefill_tokens_floor
+        return cls(order.value, total, floor, 1 - floor / total if total else 0.0)
+
+
+def other_field_orders(config: Config, output: OutputDir) -> list[FieldOrderCost]:
+    """Plan the job with its fields in each order but its own; nothing where it lists none."""
+    if not config.prompt.fields:
+        return []
+    costs = []
+    for order in FieldOrder:
+        if order is config.prompt.field_order:
+            continue
+        changed = replace(config, prompt=replace(config.prompt, field_order=order))
+        planned = plan_job(changed, JobInputs.open(changed), output, None)
+        costs.append(FieldOrderCost.of(order, planned.plan))
+        planned.store.close()
+    return costs
+
 
 _REPEATED_SHOWN = 5
 _EDGE_ROWS = 64

@@ -6,8 +6,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from batchgen.prompts.fields.cells import Cells, Ints, Order
-from batchgen.prompts.fields.ggr import fixed_order, group_orders
+from batchgen.prompts.fields.greedy_order import Cells, Ints, Order, fixed_order, group_orders
 
 WINDOW_ROWS = 1 << 17
 """Rows that are looked at together; some hundred bytes a cell are held meanwhile."""

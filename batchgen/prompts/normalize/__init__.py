@@ -1,1 +1,0 @@
-"""Writing a prompt's frame in one way, so that rows share it to the byte."""
