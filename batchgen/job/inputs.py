@@ -82,7 +82,7 @@ class JobInputs(ModelFront):
         )
 
     def warnings(self) -> list[str]:
-        """Say what is allowed and most likely not meant."""
+        """Return warnings of what is allowed and most likely not meant."""
         files = len(self.source.files)
         holder = "its file holds no row" if files == 1 else f"none of its {files} files holds a row"
         nothing = f"input.path={self.source.path}: {holder}, so there is nothing to do"
@@ -98,7 +98,7 @@ class JobInputs(ModelFront):
         ]
 
     def notes(self) -> list[str]:
-        """Say what the prompts depend on that no key and no row names."""
+        """Return what the prompts depend on that no key and no row names."""
         time = self.template_time
         if time is None:
             return []

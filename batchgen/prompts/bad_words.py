@@ -31,7 +31,7 @@ class BadWords:
         self._spellings = lru_cache(maxsize=1024)(self._spell)
 
     def problem(self, params: SamplingParams) -> RowError | None:
-        """Say why the parameters make no sense for this model, or None where they do."""
+        """Return why the parameters make no sense for this model, or None where they do."""
         outside = next((t for t, _ in params.logit_bias if t >= self._vocab_size), None)
         if outside is not None:
             return _invalid(
@@ -54,7 +54,7 @@ class BadWords:
         return None
 
     def spellings(self, words: Sequence[str]) -> Spellings:
-        """Give the token sequences that may not come to an end in an output."""
+        """Return the token sequences that may not come to an end in an output."""
         return tuple(dict.fromkeys(ids for word in words for ids in self._spellings(word)))
 
     def _spell(self, word: str) -> Spellings:

@@ -179,7 +179,7 @@ class ChatTemplate:
 
 
 def end_of_turn(tokenizer: Tokenizer) -> int | None:
-    """Give the special token with which the chat template ends an answer.
+    """Return the special token with which the chat template ends an answer.
 
     Returns None where there is no template, or what it puts behind an answer is no special token.
     """
@@ -206,7 +206,7 @@ def template_reads(tokenizer: Tokenizer, name: str) -> bool:
 
 
 def _sources(tokenizer: Tokenizer) -> str:
-    """Give the text of the chat template, or of all where there are several by name."""
+    """Return the text of the chat template, or of all where there are several by name."""
     template = tokenizer.chat_template or ""
     return template if isinstance(template, str) else "\n".join(template.values())
 

@@ -39,7 +39,7 @@ _CHOICES = {
 
 
 class ContentForms:
-    """Gives content to a chat template in a form from which it takes the text.
+    """Presents content to a chat template in a form from which it takes the text.
 
     Args:
         render: the chat template, from messages to text; raises ValueError where it refuses them.
@@ -119,7 +119,7 @@ class ContentForms:
         return None
 
     def _conversations(self, probed: Message) -> list[list[Message]]:
-        """Give conversations with a message, the likeliest first."""
+        """Return conversations with a message, the likeliest first."""
         role = probed["role"]
         if role == "user":
             return [[probed]]

@@ -81,7 +81,7 @@ class _TextEncoder:
         return [results[row] for row in range(len(prompts))]
 
     def _resolve(self, prompt: Text | Chat) -> str | IdArray | RowError:
-        """Give the text of a prompt, or its ids where data spells a special token."""
+        """Return the text of a prompt, or its ids where data spells a special token."""
         if isinstance(prompt, Text) and not prompt.is_marked:
             return prompt.text
         try:

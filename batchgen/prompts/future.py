@@ -68,7 +68,7 @@ class _MinTree:
             self._levels.append(array("i", level.tobytes()))
 
     def first_below(self, start: int, bound: int) -> int:
-        """Give the first index from ``start`` on whose value is below, or the length."""
+        """Return the first index from ``start`` on whose value is below, or the length."""
         level, at = 0, start
         while True:
             if at >= len(self._levels[level]):
@@ -84,7 +84,7 @@ class _MinTree:
         return at
 
     def last_below(self, start: int, bound: int) -> int:
-        """Give the last index up to ``start`` whose value is below, or 0."""
+        """Return the last index up to ``start`` whose value is below, or 0."""
         level, at = 0, start
         while self._levels[level][at] >= bound:
             if at == 0:

@@ -77,7 +77,7 @@ class Changes:
         return {name: {"parts": self.parts[name], "rows": self.rows[name]} for name in names}
 
     def describe(self) -> str | None:
-        """Say it in a line; None where nothing was changed."""
+        """Return it as a line; None where nothing was changed."""
         said = [
             f"{name} {counts['parts']:,} texts of the job, {counts['rows']:,} rows"
             for name, counts in self.to_json().items()

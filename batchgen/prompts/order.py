@@ -137,7 +137,7 @@ class Duplicates(Mapping[int, Sequence[int]]):
         return len(self._rows)
 
     def largest(self, limit: int) -> list[tuple[int, int]]:
-        """Give the rows whose result most others take, with how many do."""
+        """Return the rows whose result most others take, with how many do."""
         leaders, counts = np.unique(self._leaders, return_counts=True)
         most = np.argsort(-counts, kind="stable")[:limit]
         return list(zip(leaders[most].tolist(), counts[most].tolist(), strict=True))
@@ -193,7 +193,7 @@ def _equal_pairs(first: Rows, second: Rows) -> Iterator[Rows]:
 
 
 def _find_leaders(ids: IdsOf, rows: Rows, places: Rows, leaders: Rows) -> None:
-    """Give each of some rows the first row with the same ids; digests may lie, ids do not."""
+    """Return for each of some rows the first row with the same ids; digests may lie, ids do not."""
     candidates: list[int] = []
     for place in places.tolist():
         row = int(rows[place])

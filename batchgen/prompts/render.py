@@ -189,7 +189,7 @@ class Renderer:
         return list(map(self._messages, values, tools))
 
     def shared_head(self) -> str | None:
-        """Give the text with which every row's prompt begins, special tokens spelt out.
+        """Return the text with which every row's prompt begins, special tokens spelt out.
 
         Returns:
             None where a row brings its own beginning, or all rows are the same.

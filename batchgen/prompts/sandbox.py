@@ -137,7 +137,7 @@ class Environment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def _sought(self, text: str, sought: Any) -> Any:
-        """Give what is looked for in a text as it is spelled there, marked or not."""
+        """Return what is looked for in a text as it is spelled there, marked or not."""
         if isinstance(sought, tuple):
             return tuple(self._sought(text, each) for each in sought)
         is_marked_there = isinstance(sought, str) and sought in text

@@ -55,7 +55,7 @@ def _has_any(folder: Path, patterns: Sequence[str]) -> bool:
 
 
 def _what_is_missing(folder: Path) -> str | None:
-    """Say which file or package a tokenizer lacks, in truer words than its loading error's."""
+    """Return which file or package a tokenizer lacks, in truer words than its loading error's."""
     if not folder.is_dir() or (folder / _WHOLE).exists():
         return None
     if not _has_any(folder, _VOCABULARIES):
@@ -106,7 +106,7 @@ def encode(
 
 
 def added_edges(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Give the ids that the tokenizer puts before and behind a text by itself.
+    """Return the ids that the tokenizer puts before and behind a text by itself.
 
     Raises:
         ValueError: it does not put them around the text.

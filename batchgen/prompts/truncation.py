@@ -212,7 +212,7 @@ class Truncation:
         return None
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
-        """Give where each token of a text begins and ends in it."""
+        """Return where each token of a text begins and ends in it."""
         assert self._tokenizer is not None
         encoded: Any = self._tokenizer(
             text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
@@ -305,7 +305,7 @@ class TruncationAudit:
         )
 
     def describe(self) -> list[str]:
-        """Say it in lines for a person; none where every row fits."""
+        """Return it as lines for a person; none where every row fits."""
         lines = []
         if self.cut_rows:
             lines.append(

@@ -119,7 +119,7 @@ def token_lengths(title: str, figures: Mapping[str, Any], style: str) -> Figure 
 
 
 def span(points: Sequence[Point]) -> str:
-    """Say how much time the curves cover, and how finely."""
+    """Return how much time the curves cover, and how finely."""
     if len(points) < 2:
         return ""
     covered = points[-1].time_s - points[0].time_s
@@ -132,7 +132,7 @@ def _figure(title: str, svg: str, caption: str, curves: Sequence[Curve]) -> Figu
 
 
 def _missed(is_missed: bool) -> str:
-    """Say where a curve of moments does not reach the most that the engine counted."""
+    """Return where a curve of moments does not reach the most that the engine counted."""
     return " The curve is of moments between steps and passes the most by." if is_missed else ""
 
 

@@ -72,7 +72,7 @@ def lost_tokens(figures: HitFigures, *, order: str, prefix_caching: bool) -> dic
 def explain(
     figures: HitFigures, pool: PoolFigures, *, order: str, prefix_caching: bool
 ) -> list[str]:
-    """Say in a few lines what was shared, what was lost and what to change."""
+    """Return in a few lines what was shared, what was lost and what to change."""
     total = max(1, figures.request_tokens)
     lines = [
         f"shared {figures.shared_tokens:,} of {figures.shareable_tokens:,} shareable prompt "
@@ -98,7 +98,7 @@ def explain(
 
 
 def explain_part(figures: HitFigures, pool: PoolFigures) -> list[str]:
-    """Say what was shared by the requests that a run began, where it did not begin all."""
+    """Return what was shared by the requests that a run began, where it did not begin all."""
     if not figures.request_tokens:
         return ["this run began no request, so there was nothing to share"]
     total = figures.request_tokens

@@ -21,7 +21,7 @@ class Lengths:
         self._counts = counts
 
     def figures(self) -> dict[str, Any]:
-        """Give rows, least, mean, percentiles, most, and a histogram, in tokens.
+        """Return rows, least, mean, percentiles, most, and a histogram, in tokens.
 
         Returns:
             Percentiles are values that occur. A bin of the histogram holds the lengths
@@ -60,7 +60,7 @@ class Lengths:
 
 
 def _round_width(least: int) -> int:
-    """Give the smallest of 1, 2, 5, 10, 20, 50 ... that is at least that wide."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50 ... that is at least that wide."""
     power = 1
     while True:
         for width in (power, 2 * power, 5 * power):

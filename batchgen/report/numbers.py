@@ -7,12 +7,12 @@ _TIB = 1 << 40
 
 
 def count(value: float | None) -> str:
-    """Give a count with its thousands apart."""
+    """Return a count with its thousands apart."""
     return UNKNOWN if value is None else f"{round(value):,}"
 
 
 def compact(value: float) -> str:
-    """Give a number of any size in at most five characters, for an axis."""
+    """Return a number of any size in at most five characters, for an axis."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{unit}"
@@ -20,12 +20,12 @@ def compact(value: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """Give a share in percent."""
+    """Return a share in percent."""
     return UNKNOWN if value is None else f"{value:.1%}"
 
 
 def size(value: float | None) -> str:
-    """Give a number of bytes."""
+    """Return a number of bytes."""
     if value is None:
         return UNKNOWN
     for unit, name in ((_TIB, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
@@ -39,7 +39,7 @@ def size(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Give a time: milliseconds below a second, hours and minutes above a minute."""
+    """Return a time: milliseconds below a second, hours and minutes above a minute."""
     if seconds is None:
         return UNKNOWN
     if seconds < 1:
@@ -52,7 +52,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ticks(most: float, wanted: int = 4) -> list[float]:
-    """Give round numbers from 0 to the first that is not below ``most``."""
+    """Return round numbers from 0 to the first that is not below ``most``."""
     if most <= 0:
         return [0.0, 1.0]
     rough = most / wanted
@@ -62,7 +62,7 @@ def ticks(most: float, wanted: int = 4) -> list[float]:
 
 
 def time_ticks(most_s: float, wanted: int = 4) -> list[tuple[float, str]]:
-    """Give round moments from 0 to ``most_s``, and how each is written."""
+    """Return round moments from 0 to ``most_s``, and how each is written."""
     for unit_s, name, steps in (
         (1, "s", (1, 2, 5, 10, 15, 20, 30)),
         (60, "min", (1, 2, 5, 10, 15, 20, 30)),

@@ -64,7 +64,7 @@ class Card:
 
 
 def render(content: Content) -> str:
-    """Give the page as HTML."""
+    """Return the page as HTML."""
     summary = content.summary
     points = content.points
     drawn = {
@@ -98,7 +98,7 @@ def render(content: Content) -> str:
 
 @functools.cache
 def page_template() -> Template:
-    """Give the compiled page, which is a fifth of a second's work the first time."""
+    """Return the compiled page, which is a fifth of a second's work the first time."""
     environment = Environment(
         autoescape=select_autoescape(default=True, default_for_string=True),
         undefined=StrictUndefined,
@@ -121,7 +121,7 @@ def _file(name: str) -> str:
 
 
 def _outcome(summary: Mapping[str, Any]) -> tuple[str, str]:
-    """Give the run's end in a few words, and how good it is."""
+    """Return the run's end in a few words, and how good it is."""
     text, style = _OUTCOMES[summary["outcome"]]
     failed = sum(summary["errors"].values())
     if style != "good" or not failed:

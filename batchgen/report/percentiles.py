@@ -20,7 +20,7 @@ class Percentiles:
         self._total += 1
 
     def at(self, percent: float) -> float | None:
-        """Give the value that this percentage of values does not exceed, or None."""
+        """Return the value that this percentage of values does not exceed, or None."""
         wanted = math.ceil(self._total * percent / 100)
         seen = 0
         for bucket in sorted(self._counts):

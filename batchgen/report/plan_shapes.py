@@ -118,7 +118,7 @@ class Sheet:
         self.y = base + 14
 
     def svg(self, description: str) -> str:
-        """Give the picture.
+        """Return the picture.
 
         Args:
             description: for those who cannot see it.

@@ -41,7 +41,7 @@ def tokens_text(low: int, high: int) -> str:
 
 
 def time_text(time: Mapping[str, Any] | None) -> str:
-    """Say how long the generate phase will take, or why that is not known."""
+    """Return how long the generate phase will take, or why that is not known."""
     if time is None:
         return (
             "no calibration yet: no stored run of this model on this machine is long enough; a "
@@ -56,7 +56,7 @@ def time_text(time: Mapping[str, Any] | None) -> str:
 
 
 def memory_lines(memory: Mapping[str, Any] | None) -> list[str]:
-    """Say what the pool holds and what the job would like it to hold."""
+    """Return what the pool holds and what the job would like it to hold."""
     if memory is None:
         return ["the pool is known when the model is loaded; name pool.num_blocks to plan with it"]
     at_once = memory["rows_at_once_unshared"]
@@ -72,7 +72,7 @@ def memory_lines(memory: Mapping[str, Any] | None) -> list[str]:
 
 
 def failing_text(failing: Mapping[str, Any]) -> str:
-    """Say how many rows of a kind fail, with an example."""
+    """Return how many rows of a kind fail, with an example."""
     first = failing["examples"][0]
     message = one_line(first["message"])
     if len(message) > _MESSAGE_CHARS:
@@ -90,7 +90,7 @@ def bins(lengths: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
 
 
 def remedy_text(remedy: Mapping[str, Any] | None) -> str:
-    """Say what would put a shared prefix on a block's edge."""
+    """Return what would put a shared prefix on a block's edge."""
     if remedy is None:
         return "ends on a block's edge"
     edit = f"{remedy['shorten_by']} tokens less or {remedy['lengthen_by']} more of shared text"

@@ -100,7 +100,7 @@ def _joined(first: Point, second: Point) -> Point:
 
 
 def rates(points: list[Point], name: str) -> list[float]:
-    """Give what a total grew by in a second, from each point to the next; one less of them."""
+    """Return what a total grew by in a second, from each point to the next; one less of them."""
     values = [(point.time_s, getattr(point, name)) for point in points]
     return [
         max(0.0, (after - before) / (end - start)) if end > start else 0.0

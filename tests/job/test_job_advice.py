@@ -61,3 +61,42 @@ def test_the_plan_counts_what_normalisation_changed_and_a_changed_rule_is_anothe
     assert job(*arguments) == 0
     assert job(*arguments[:1], *arguments[3:]) == 2
     assert "normalize.trailing_space" in capsys.readouterr().err
+
+
+def test_a_run_leaves_to_mode_plan_what_running_does_not_need(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.write(ROWS)
+    assert job(EARLY, "prompt.format=plain", "sampling.max_tokens=2") == 0
+    run = job.json("_plan.json")
+    said_before_loading = capsys.readouterr().err.split("[load]")[0]
+    assert "differs at token" not in said_before_loading
+    assert job("mode=plan", EARLY, "prompt.format=plain", "sampling.max_tokens=2") == 0
+    plan = job.json("_plan.json")
+    added = plan.keys() - run.keys()
+    assert added >= {"advice", "lengths", "block_sizes", "memory", "alternatives"}
+    ignored = {"phases", "groups"}
+    assert {name: run[name] for name in run.keys() - ignored} == {
+        name: plan[name] for name in run.keys() - ignored
+    }
+    assert [each["tokens_saved"] for each in run["groups"]] == [
+        each["tokens_saved"] for each in plan["groups"]
+    ]
+
+
+def test_a_row_that_is_cut_and_rendered_again_counts_once_as_normalised(job: Job) -> None:
+    job.write(
+        [{"id": n, "frame": "Answer: yes \t\n", "text": "good acting " * 90} for n in range(3)]
+    )
+    arguments = [
+        'prompt.template="{{ frame }}{{ text }}"',
+        "prompt.format=plain",
+        "prompt.normalize.trailing_space=true",
+        "prompt.normalize.columns=[frame]",
+        "prompt.truncation=truncate_left",
+        "model.max_model_len=64",
+    ]
+    assert job("mode=plan", *arguments) == 0
+    plan = job.json("_plan.json")
+    assert plan["truncation"]["cut_rows"] == 3
+    assert plan["normalized"]["trailing_space"]["rows"] == 3

@@ -122,7 +122,7 @@ def outlook(
 
 
 def _refused_from(config: Config, layers: list[LayerGeometry], ledger: Ledger) -> int | None:
-    """Give the prompt tokens from which a row does not fit the pool; None where any does.
+    """Return the prompt tokens from which a row does not fit the pool; None where any does.
 
     Where every layer has a window a row never holds more than that and what a step computes.
     """
@@ -179,7 +179,7 @@ def remember_speed(
 
 
 def _memory(config: Config, planned: JobPlan, ledger: Ledger) -> dict[str, Any]:
-    """Give what the pool holds and what the job would like it to hold."""
+    """Return what the pool holds and what the job would like it to hold."""
     plan = planned.plan
     size = ledger.block_size
     shared = plan.longest_shared_tokens // size if config.pool.prefix_caching else 0
@@ -231,7 +231,7 @@ def _alternatives(
     rows: int,
     field_orders: Sequence[FieldOrderCost],
 ) -> list[dict[str, Any]]:
-    """Give the prefill of other ways to run the job: at least, at most, and in seconds."""
+    """Return the prefill of other ways to run the job: at least, at most, and in seconds."""
     plan = planned.plan
     floor, whole = plan.prefill_tokens_floor, plan.request_tokens
     caching, order = config.pool.prefix_caching, config.schedule.order.value
@@ -283,7 +283,7 @@ def _prefill_seconds(
 def _field_orders(
     config: Config, planned: JobPlan, others: Sequence[FieldOrderCost]
 ) -> list[dict[str, Any]]:
-    """Give what every order shares, the job's own among them; nothing where it lists none."""
+    """Return what every order shares, the job's own among them; nothing where it lists none."""
     if not others:
         return []
     own = FieldOrderCost.of(config.prompt.field_order, planned.plan)

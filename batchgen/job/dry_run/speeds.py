@@ -126,7 +126,7 @@ class SpeedBook:
             return
 
     def of(self, setting: Setting) -> list[Speed]:
-        """Give what the last runs in this setting measured, oldest first."""
+        """Return what the last runs in this setting measured, oldest first."""
         wanted = asdict(setting)
         found = [
             _speed(entry)
@@ -198,7 +198,7 @@ _Range = tuple[float, float]
 
 
 def estimate(work: Work, speeds: Sequence[Speed]) -> Estimate | None:
-    """Say how long a job will take, as far as runs in this setting tell; None where none does.
+    """Return how long a job will take, as far as runs in this setting tell; None where none does.
 
     The slowest and the fastest of the stored runs, and 15% beyond them, make the range; decode
     speed is taken from runs with about as many rows at once. How much is generated is what
@@ -241,7 +241,7 @@ def estimate(work: Work, speeds: Sequence[Speed]) -> Estimate | None:
 def _seconds(
     tokens: tuple[int, int], rates: Sequence[float | None], overhead: float
 ) -> _Range | None:
-    """Give the least and the most time for so many tokens; None where no rate is known."""
+    """Return the least and the most time for so many tokens; None where no rate is known."""
     known = [rate for rate in rates if rate]
     if not max(tokens):
         return 0.0, 0.0
@@ -280,7 +280,7 @@ def _with_similar_rows(speeds: Sequence[Speed], rows: int) -> list[Speed]:
 
 
 def digest(value: Any) -> str:
-    """Give a short digest of a value, the same in every process."""
+    """Return a short digest of a value, the same in every process."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 

@@ -64,7 +64,7 @@ class Advice:
         return asdict(self) | {"columns": list(self.columns)}
 
     def describe(self) -> str:
-        """Say it in a line."""
+        """Return it as a line."""
         *others, last = (f"`{name}`" for name in self.columns)
         many = bool(others)
         names = f"{', '.join(others)} and {last}" if many else last
@@ -188,7 +188,7 @@ def _shared(rows: Sequence[_Ids]) -> int:
 
 
 def _swapped(table: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
-    """Give every row its neighbour's values in some columns."""
+    """Return the rows with their neighbours' values in some columns."""
     arrays = [
         pa.concat_arrays([column.slice(1), column.slice(0, 1)]) if name in names else column
         for name, column in zip(table.schema.names, table.columns, strict=True)

@@ -117,7 +117,7 @@ class _Search:
         self._rest = fixed_order(cells)
 
     def solve(self, rows: Ints, fields: Order, before: Order) -> None:
-        """Give every row an order that begins with some fields."""
+        """Assign every row an order that begins with some fields."""
         if len(rows) <= _FEW_ROWS or len(fields) < 2:
             equal = [at for at in self._in_rest(fields) if self._is_constant(rows, at)]
             self._assign(rows, (*before, *equal, *(at for at in self._in_rest(fields)
@@ -205,7 +205,7 @@ class _Level:
             yield self._fields[at], self._rows[members]
 
     def left(self) -> Ints:
-        """Give the rows that are in no group."""
+        """Return the rows that are in no group."""
         return self._rows[self._alive]
 
 

@@ -32,7 +32,7 @@ class FieldOrders:
         self._which = which.astype(np.int32)
 
     def of(self, row: int) -> tuple[str, ...]:
-        """Give the names of a row's fields, first to last.
+        """Return the names of a row's fields, first to last.
 
         Args:
             row: position in the input.
