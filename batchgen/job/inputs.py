@@ -67,6 +67,7 @@ class JobInputs(ModelFront):
         sampling = job_sampling(config)
         front.check(sampling)
         renderer = Renderer(spec, source.schema, front.tokenizer)
+        _refuse_gaps(source, renderer.prompt_columns)
         return cls(
             **{each.name: getattr(front, each.name) for each in fields(front)},
             source=source,
@@ -99,10 +100,16 @@ class JobInputs(ModelFront):
 
     def notes(self) -> list[str]:
         """Return what the prompts depend on that no key and no row names."""
+        widened = self.source.widened
+        notes = [
+            f"{widened[name]}: all its values are printed as floating numbers"
+            for name in self.renderer.prompt_columns
+            if name in widened
+        ]
         time = self.template_time
-        if time is None:
-            return []
-        return [f"the chat template prints the time: for all rows of this output it is {time}"]
+        if time is not None:
+            notes.append(f"the chat template prints the time: for all rows it is {time}")
+        return notes
 
     @property
     def template_time(self) -> str | None:
@@ -146,6 +153,20 @@ class JobInputs(ModelFront):
             priority_column=priority,
             truncation=self.truncation,
         )
+
+
+def _refuse_gaps(source: InputSource, columns: Iterable[str]) -> None:
+    """Refuse files without a column that the prompts are made from: its rows would all be null.
+
+    Raises:
+        UsageError: naming the file and the column.
+    """
+    for name in columns:
+        if name in source.gaps:
+            raise UsageError(
+                f"input.path: {source.gaps[name]}. The prompts are made from that column: name it "
+                "alike in all files, add it with nulls, or leave the file out"
+            )
 
 
 def _observed(

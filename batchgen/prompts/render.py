@@ -84,6 +84,7 @@ class Renderer:
         source: what prompts are made from.
         format: ``chat`` or ``plain`` for a template, else None.
         columns: the input columns to read, those of per-row sampling included.
+        prompt_columns: those of them that prompts are made from.
         normalizer: what ``prompt.normalize`` has changed so far.
         field_orders: the order of ``fields`` in each row; None for the order given.
         special: tells the tokenizer's special tokens from text.
@@ -126,6 +127,7 @@ class Renderer:
             self._prepare_template(spec, schema.names, tokenizer)
         check_chat_keys(spec, self.source, self.format)
         own = (self._column,) if self._column is not None else self._template.columns
+        self.prompt_columns: tuple[str, ...] = tuple(own)
         check_normalize(spec.normalize, self.source, own)
         self._is_frame = self._column in spec.normalize.columns
         self._probe_chat()

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from batchgen.prompts.marks import Marks
-from batchgen.prompts.tokenizer import Tokenizer
+from batchgen.prompts.tokenizer import Tokenizer, panics_as_errors
 
 _OPEN, _CLOSE = "\U0010fffc", "\U0010fffd"
 
@@ -61,7 +61,8 @@ class SpecialTokens:
             pieces += [plain[end:start], _private(self._ids[plain[start:stop]])]
             end = stop
         private = "".join([*pieces, plain[end:]])
-        ids: list[int] = self._encoder.encode(private, add_special_tokens=False).ids
+        with panics_as_errors():
+            ids: list[int] = self._encoder.encode(private, add_special_tokens=False).ids
         return ids
 
     @cached_property

@@ -1,6 +1,7 @@
 """The model's tokenizer: finding it, and rendering and encoding through it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -86,21 +87,36 @@ def has_chat_template(tokenizer: Tokenizer | None) -> bool:
     return tokenizer is not None and bool(tokenizer.chat_template)
 
 
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Raise ValueError where the tokenizer's Rust code panics.
+
+    A panic is no ``Exception``: nothing but this would tell it from the end of the process.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the tokenizer's library panicked: {error}") from error
+
+
 def encode(
     tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
 ) -> list[list[int]]:
     """Tokenise texts in one call, each as a whole; special tokens' spellings count."""
     if not texts:
         return []
-    batch = tokenizer(
-        list(texts),
-        add_special_tokens=add_special_tokens,
-        padding=False,
-        truncation=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
+    with panics_as_errors():
+        batch = tokenizer(
+            list(texts),
+            add_special_tokens=add_special_tokens,
+            padding=False,
+            truncation=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
     ids: list[list[int]] = batch["input_ids"]
     return ids
 

@@ -15,7 +15,7 @@ from batchgen.data.input.find import find_files
 from batchgen.data.input.lookalike import verdict
 from batchgen.data.input.types import common_type, normalize_type, without_views
 from batchgen.data.stores.store import Place, parquet_file, store_of
-from batchgen.errors import UsageError
+from batchgen.errors import UsageError, listed
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,9 @@ class InputSource:
             in ``schema``; views are plain text and lists here, too.
         conflicts: columns whose types cannot be one, each with the reason; harmless
             until somebody asks for the column.
+        gaps: columns that some files lack, each with such a file and one that has it.
+        widened: columns of whole numbers in some files and of floating ones in others, with
+            these files.
     """
 
     path: str
@@ -63,6 +66,8 @@ class InputSource:
     schema: pa.Schema
     originals: Mapping[str, pa.DataType]
     conflicts: Mapping[str, str]
+    gaps: Mapping[str, str]
+    widened: Mapping[str, str]
     _digests: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -147,10 +152,18 @@ def discover(path: str) -> InputSource:
     for file_path, name in found:
         stamp = _of_file(file_path, store_of(file_path).stamp)
         schema, num_rows, size_bytes = _read_footer(file_path)
-        columns.add(schema, name)
+        columns.add(schema, name, num_rows)
         files.append(InputFile(file_path, name, num_rows, first_row_index, size_bytes, stamp))
         first_row_index += num_rows
-    return InputSource(path, tuple(files), columns.schema(), columns.originals(), columns.conflicts)
+    return InputSource(
+        path,
+        tuple(files),
+        columns.schema(),
+        columns.originals(),
+        columns.conflicts,
+        columns.gaps(),
+        columns.widened,
+    )
 
 
 def _digest(file: InputFile) -> str:
@@ -235,11 +248,15 @@ class _Columns:
 
     def __init__(self) -> None:
         self.conflicts: dict[str, str] = {}
+        self.widened: dict[str, str] = {}
+        self._schemas: list[tuple[str, frozenset[str]]] = []
         self._types: dict[str, pa.DataType] = {}
         self._first_seen: dict[str, str] = {}
         self._originals: dict[str, list[pa.DataType]] = {}
 
-    def add(self, schema: pa.Schema, file_name: str) -> None:
+    def add(self, schema: pa.Schema, file_name: str, num_rows: int) -> None:
+        if num_rows:
+            self._schemas.append((file_name, frozenset(schema.names)))
         for column in schema:
             original, kinds = (
                 without_views(column.type),
@@ -258,10 +275,31 @@ class _Columns:
                     "write it with one type in all files",
                 )
                 continue
+            if known != kind and {True, False} == set(map(pa.types.is_floating, (known, kind))):
+                seen = self._first_seen.get(column.name)
+                if seen is not None and not pa.types.is_null(kind):
+                    self.widened.setdefault(
+                        column.name,
+                        f"column {column.name} is {known} in {seen} and {kind} in {file_name}",
+                    )
             self._types[column.name] = common
             # A column of nulls has no type to disagree with, so its file is not named.
             if not pa.types.is_null(kind):
                 self._first_seen.setdefault(column.name, file_name)
+
+    def gaps(self) -> dict[str, str]:
+        """Describe for each column that some files lack, the first of them."""
+        found = {}
+        for name in self._types:
+            lacking = [(file, names) for file, names in self._schemas if name not in names]
+            having = [file for file, names in self._schemas if name in names]
+            if lacking and having:
+                (file, names), has = lacking[0], having[0]
+                found[name] = (
+                    f"{file} has no column {name}, which {has} has; its columns are "
+                    f"{listed(sorted(names))}"
+                )
+        return found
 
     def originals(self) -> dict[str, pa.DataType]:
         return {
