@@ -13,7 +13,7 @@ from batchgen.data.output.writer import PartWriter
 from batchgen.data.stores.store import Place
 from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError, UsageError
 from batchgen.job.accounts.account import Account
-from batchgen.job.accounts.summary import closing_lines, is_finished, judge
+from batchgen.job.accounts.summary import closing_lines, is_finished
 from batchgen.job.calibrate import Calibration
 from batchgen.job.carry import carried_rows, copy_carried
 from batchgen.job.dry_run.modes import describe_ledger, show_plan, show_prompts
@@ -27,6 +27,7 @@ from batchgen.job.stops.breaker import Breaker, TooManyRowErrorsError
 from batchgen.job.stops.interrupts import Interrupts, StopRequested
 from batchgen.job.stops.wall_time import WallTime
 from batchgen.job.stream import RequestStream
+from batchgen.job.verdict import judge
 from batchgen.report.displays import make_progress
 from batchgen.report.progress import Progress
 from batchgen.runtime.model import resolve_device

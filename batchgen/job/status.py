@@ -20,10 +20,10 @@ from batchgen.data.output.glance import Glance
 from batchgen.data.output.manifest import compare_manifest, describe
 from batchgen.data.stores.store import Place, place_of, store_of
 from batchgen.errors import UsageError
-from batchgen.job.accounts.summary import judge
 from batchgen.job.identity import fingerprint
 from batchgen.job.identity_v1 import as_version_1
 from batchgen.job.inputs import JobInputs
+from batchgen.job.verdict import judge
 from batchgen.prompts.row_sampling import row_params
 from batchgen.prompts.store import PromptStore
 from batchgen.runtime.model import resolve_device

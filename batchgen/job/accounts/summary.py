@@ -17,7 +17,6 @@ from batchgen.data.output.finished import FinishedRows
 from batchgen.data.stores.store import Place
 from batchgen.engine.counters import SchedulerCounters
 from batchgen.engine.stats import EngineStats
-from batchgen.errors import ExitCode
 from batchgen.job.load import LoadedEngine
 from batchgen.job.planning import JobPlan
 from batchgen.report.hits import HitFigures, PoolFigures, explain, explain_part, lost_tokens
@@ -57,22 +56,6 @@ def is_finished(output: OutputDir, finished: FinishedRows, order: OutputOrder) -
         return False
     is_ordered = order in (OutputOrder.completion, has_order)
     return is_complete and rows == finished.num_rows and is_ordered
-
-
-def judge(failed: int, rows: int, max_rate: float | None) -> tuple[ExitCode, str]:
-    """Return the exit code of an output whose rows are all done, and why it is not 0.
-
-    Args:
-        failed: input rows that failed, in whichever run.
-        rows: input rows.
-        max_rate: ``errors.max_rate``.
-    """
-    if max_rate is None or not rows or failed / rows <= max_rate:
-        return ExitCode.DONE, ""
-    return (
-        ExitCode.TOO_MANY_ROW_ERRORS,
-        f"{failed} of {rows} rows failed, more than errors.max_rate={max_rate} allows",
-    )
 
 
 def plan_figures(planned: JobPlan) -> dict[str, Any]:
