@@ -498,7 +498,7 @@ class EngineConfig:
     )
     stall_s: float | None = field(
         default=1800.0,
-        metadata={"help": "seconds without a token after which the run ends (none: never)"},
+        metadata={"help": "seconds without progress after which the run ends (none: never)"},
     )
     debug: bool = field(
         default=False,

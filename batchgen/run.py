@@ -1,10 +1,13 @@
 """The job: plan, load, generate, write; its phases, its exit codes, and how it stops."""
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from batchgen import activity
 from batchgen.config import Config, LogFormat, Mode, OutputOrder
 from batchgen.data.output.carry import CarriedRows
 from batchgen.data.output.directory import ERRORS, METRICS, OutputDir
@@ -24,8 +27,14 @@ from batchgen.job.load import LoadedEngine, build_engine, load_job_model
 from batchgen.job.planning import JobPlan, open_output, plan_job
 from batchgen.job.status import describe_output
 from batchgen.job.stops.breaker import Breaker, TooManyRowErrorsError
-from batchgen.job.stops.interrupts import Interrupts, StopRequested
+from batchgen.job.stops.interrupts import Interrupts, Stalled, StopRequested
 from batchgen.job.stops.wall_time import WallTime
+from batchgen.job.stops.watchdog import (
+    Watchdog,
+    describe_activity,
+    loading_progress,
+    planning_progress,
+)
 from batchgen.job.stream import RequestStream
 from batchgen.job.verdict import judge
 from batchgen.report.displays import make_progress
@@ -76,10 +85,12 @@ def _do(config: Config, resolved_yaml: str, progress: Progress) -> ExitCode:
     ) as interrupts:
         interrupts.check()
         if config.mode is Mode.preview:
-            show_prompts(config, progress)
+            with _watched("planning", config, interrupts, progress):
+                show_prompts(config, progress)
             return ExitCode.DONE
         if config.mode is Mode.plan:
-            show_plan(config, progress)
+            with _watched("planning", config, interrupts, progress):
+                show_plan(config, progress)
             return ExitCode.DONE
         account = Account(config, resolved_yaml, progress)
         job = _Job(config, resolved_yaml, progress, interrupts, wall_time, account)
@@ -104,6 +115,11 @@ class _Job:
     generation: Generation | None = None
 
     def run(self) -> ExitCode:
+        with ExitStack() as watch:
+            watch.enter_context(_watched("planning", self.config, self.interrupts, self.progress))
+            return self._run(watch)
+
+    def _run(self, watch: ExitStack) -> ExitCode:
         config = self.config
         inputs = JobInputs.open(config)
         for warning in inputs.warnings():
@@ -121,6 +137,7 @@ class _Job:
                 copy_carried(inputs, output)
                 inputs.source.refuse_changes(advice="; start again once it stays as it is")
                 self.progress.say(planned.describe())
+            watch.close()
             self.interrupts.check()
             try:
                 self._generate(inputs, planned, output, finished, calibration)
@@ -272,7 +289,10 @@ class _Job:
         )
 
     def _load(self, inputs: JobInputs, planned: JobPlan) -> LoadedEngine:
-        with self.progress.phase("load"):
+        with (
+            self.progress.phase("load"),
+            _watched("loading", self.config, self.interrupts, self.progress),
+        ):
             model = load_job_model(self.config)
             loaded = build_engine(
                 self.config,
@@ -315,6 +335,28 @@ class _Job:
         if message:
             self.progress.say(message)
         return code
+
+
+@contextmanager
+def _watched(
+    phase: str, config: Config, interrupts: Interrupts, progress: Progress
+) -> Iterator[None]:
+    """Let a watchdog end a phase before the engine runs, where it makes no progress."""
+    activity.note(phase)
+    stall_s = config.engine.stall_s
+    if stall_s is None:
+        yield
+        return
+    with Watchdog(
+        stall_s,
+        progress=lambda: loading_progress(stall_s) if phase == "loading" else planning_progress(),
+        lacking=f"{phase} made no progress",
+        describe=describe_activity,
+        say=progress.say,
+        give_up=lambda error: interrupts.give_up(Stalled(error)),
+        rescue=lambda: None,
+    ):
+        yield
 
 
 def _breaker(config: Config, inputs: JobInputs, planned: JobPlan, before: FinishedRows) -> Breaker:

@@ -8,8 +8,9 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "batchgen"
 
 # The slab that every room stands on.
-SLAB = {"early_signals", "errors", "sampling", "s3_uri", "text", "user_cache"}
+SLAB = {"activity", "early_signals", "errors", "sampling", "s3_uri", "text", "user_cache"}
 ALLOWED = {
+    "activity": set(),
     "early_signals": set(),
     "text": set(),
     "errors": {"text"},

@@ -120,7 +120,7 @@ class Generation:
                 self.stall_s,
                 # Tokens computed again are no progress: rows that drive each other out for
                 # ever compute nothing else.
-                num_tokens=lambda: counters.prefill_tokens + counters.sampled_tokens,
+                progress=lambda: counters.prefill_tokens + counters.sampled_tokens,
                 describe=self._describe(loaded),
                 say=self.progress.say,
                 give_up=self.interrupts.give_up,

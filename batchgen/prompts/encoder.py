@@ -6,6 +6,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from batchgen import activity
 from batchgen.errors import RowError, RowErrorType
 from batchgen.prompts.heads import can_be_cut, head_length
 from batchgen.prompts.limits import IdArray, Limits, TextBound, too_long
@@ -34,10 +35,16 @@ class PromptEncoder:
         if renderer.source is not Source.TOKEN_IDS:
             self._texts = _TextEncoder(renderer, tokenizer, limits)
 
-    def encode(self, prompts: Sequence[Prompt | RowError]) -> list[IdArray | RowError]:
-        """Tokenise a batch; the result has one entry for each prompt, in order."""
+    def encode(
+        self, prompts: Sequence[Prompt | RowError], first_row: int = 0
+    ) -> list[IdArray | RowError]:
+        """Tokenise a batch; the result has one entry for each prompt, in order.
+
+        Args:
+            first_row: position in the input of the batch's first row.
+        """
         if self._texts is not None:
-            return self._texts.encode(prompts)
+            return self._texts.encode(prompts, first_row)
         return [
             self._limits.check(prompt.ids) if isinstance(prompt, TokenIds) else prompt
             for prompt in prompts
@@ -63,7 +70,9 @@ class _TextEncoder:
         # A job has one head, in its first batches perhaps a longer one by chance.
         self._head_ids = lru_cache(maxsize=4)(self._encode_head)
 
-    def encode(self, prompts: Sequence[Prompt | RowError]) -> list[IdArray | RowError]:
+    def encode(
+        self, prompts: Sequence[Prompt | RowError], first_row: int
+    ) -> list[IdArray | RowError]:
         results: dict[int, IdArray | RowError] = {}
         texts: dict[int, str] = {}
         chats: dict[int, str] = {}
@@ -71,11 +80,14 @@ class _TextEncoder:
             if isinstance(prompt, RowError):
                 results[row] = prompt
             elif isinstance(prompt, Text | Chat):
+                if isinstance(prompt, Chat):
+                    activity.note(f"applying the chat template to row {first_row + row}")
                 outcome = self._resolve(prompt)
                 if isinstance(outcome, str):
                     (texts if isinstance(prompt, Text) else chats)[row] = outcome
                 else:
                     results[row] = outcome
+        activity.note(f"tokenising rows {first_row} to {first_row + len(prompts) - 1}")
         results |= self._encode_short(texts, is_chat=False)
         results |= self._encode_short(chats, is_chat=True)
         return [results[row] for row in range(len(prompts))]

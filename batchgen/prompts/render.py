@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from batchgen import activity
 from batchgen.errors import RowError, RowErrorType, UsageError
 from batchgen.prompts.chat_template import ChatTemplate
 from batchgen.prompts.fields.orders import FieldOrders
@@ -220,6 +221,7 @@ class Renderer:
     def _render_template(
         self, row: Mapping[str, Any] | Unreadable, position: int
     ) -> Prompt | RowError:
+        activity.note(f"rendering prompt.template for row {position}")
         if isinstance(row, Unreadable):
             return RowError(RowErrorType.TEMPLATE_ERROR, str(row))
         order = self.field_orders.of(position) if self.field_orders is not None else ()

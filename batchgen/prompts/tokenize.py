@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchgen import activity
 from batchgen.errors import RowError
 from batchgen.prompts.encoder import PromptEncoder
 from batchgen.prompts.limits import IdArray, Limits
@@ -65,7 +66,7 @@ def tokenize_batches(
     row_sampling = RowSampling(sampling, output_problem)
     for batch in rows:
         prompts = renderer.render(batch.table, batch.first_row_index)
-        results = encoder.encode(prompts)
+        results = encoder.encode(prompts, batch.first_row_index)
         overrides = list(row_sampling.overrides(batch.table))
         cut = [0] * len(results)
         if truncation is not None:
@@ -74,6 +75,7 @@ def tokenize_batches(
             )
         priorities = _priorities(batch.table, priority_column)
         yield _store_batch(batch, results, overrides, priorities, cut)
+        activity.note(f"reading rows from {batch.first_row_index + len(results)}")
 
 
 def _store_batch(

@@ -78,7 +78,7 @@ def test_steps_that_compute_nothing_for_ever_end_the_run_too(
 
     with monkeypatch.context() as patch:
         patch.setattr(EngineCore, "run", run)
-        assert small("engine.stall_s=0.3") == 4
+        assert small("engine.stall_s=2") == 4
     assert "0 running, 0 swapped, 1 waiting" in capsys.readouterr().err
     assert small() == 0
 
@@ -167,7 +167,7 @@ class Alarm:
 
         return Watchdog(
             stall_s,
-            num_tokens=lambda: self.tokens,
+            progress=lambda: self.tokens,
             describe=describe,
             say=self.said.append,
             give_up=self.failures.append,

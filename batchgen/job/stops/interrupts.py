@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from batchgen import early_signals
-from batchgen.errors import BatchgenError, ExitCode, JobInterruptedError
+from batchgen.errors import BatchgenError, EngineError, ExitCode, JobInterruptedError
 
 _SHOWN_FRAMES = 6
 
@@ -24,6 +24,14 @@ class StopRequested(KeyboardInterrupt):
     Not an ``Exception``: it may come up anywhere, and code that turns what fails into a
     bad row or a bad model must not take it for that.
     """
+
+
+class Stalled(StopRequested):
+    """The job makes no progress; what is caught as the bad row it hangs at would go on."""
+
+    def __init__(self, error: EngineError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Interrupts:
@@ -55,7 +63,7 @@ class Interrupts:
         self._num_signals = 0
         self._defer = False
         self._dump_asked = False
-        self._failure: Exception | None = None
+        self._failure: Exception | Stalled | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -80,6 +88,8 @@ class Interrupts:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if isinstance(error, Stalled):
+            raise error.error from None
         if isinstance(error, Exception) and not isinstance(error, BatchgenError) and self._reason:
             # A library may turn the exception that a signal raised into one of its own.
             stopped: BaseException | None = StopRequested(f"stopped by {self._reason}")
@@ -111,7 +121,7 @@ class Interrupts:
         asked, self._dump_asked = self._dump_asked, False
         return asked
 
-    def give_up(self, failure: Exception) -> None:
+    def give_up(self, failure: Exception | Stalled) -> None:
         """Raise a failure in the main thread, wherever it is; for other threads to call."""
         self._failure = failure
         main = threading.main_thread().ident
