@@ -10,6 +10,9 @@ from pathlib import Path
 
 from batchgen.config import Config, EngineConfig, ModelConfig, PoolConfig
 
+# Far more than a machine runs; arrays and threads are made for so many at the start.
+MOST_SEQS = 1 << 20
+MOST_THREADS = 1 << 12
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
@@ -25,6 +28,12 @@ def at_least(key: str, value: int | None, least: int) -> Iterator[str]:
     """Complain of a count that is too small; null is none."""
     if value is not None and value < least:
         yield f"{key}={value} must be at least {least}."
+
+
+def between(key: str, value: int | None, least: int, most: int) -> Iterator[str]:
+    """Complain of a count out of its range; null is none."""
+    if value is not None and not least <= value <= most:
+        yield f"{key}={value} must lie between {least} and {most}."
 
 
 def _model(model: ModelConfig) -> Iterator[str]:
@@ -62,8 +71,8 @@ def _pool(pool: PoolConfig) -> Iterator[str]:
 
 
 def _engine(engine: EngineConfig) -> Iterator[str]:
-    yield from at_least("engine.max_num_seqs", engine.max_num_seqs, 1)
+    yield from between("engine.max_num_seqs", engine.max_num_seqs, 1, MOST_SEQS)
     yield from at_least("engine.max_num_batched_tokens", engine.max_num_batched_tokens, 1)
-    yield from at_least("engine.threads", engine.threads, 1)
+    yield from between("engine.threads", engine.threads, 1, MOST_THREADS)
     if engine.stall_s is not None and not 0 < engine.stall_s < math.inf:
         yield f"engine.stall_s={engine.stall_s} must be a positive number of seconds, or null."

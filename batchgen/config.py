@@ -329,7 +329,12 @@ class SamplingConfig:
         metadata={"help": "drop tokens less likely than this share of the most likely one"},
     )
     seed: int = field(default=0, metadata={"help": "seed of the sampling noise"})
-    max_tokens: int = field(default=256, metadata={"help": "most tokens generated for a row"})
+    max_tokens: int = field(
+        default=256,
+        metadata={
+            "help": "most tokens generated for a row; a large number is the room that there is"
+        },
+    )
     min_tokens: int = field(default=0, metadata={"help": "fewest tokens before a stop may count"})
     stop: list[str] = field(default_factory=list, metadata={"help": "strings that end the output"})
     stop_file: str | None = field(

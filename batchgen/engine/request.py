@@ -202,17 +202,18 @@ class Request:
         """
         token_ids = array("i", prompt_token_ids)
         num_prompt_tokens = len(token_ids)
+        max_total_tokens = min(num_prompt_tokens + params.max_tokens, max_model_len)
         return cls(
             request_id=request_id,
             token_ids=token_ids,
             num_prompt_tokens=num_prompt_tokens,
             params=params,
             noise_key=noise_key,
-            max_total_tokens=min(num_prompt_tokens + params.max_tokens, max_model_len),
+            max_total_tokens=max_total_tokens,
             text_stop=text_stop,
             constraint=constraint,
             bad_words=bad_words,
-            repetition=_repetition_watch(params),
+            repetition=_repetition_watch(params, max_total_tokens - num_prompt_tokens),
             logprobs=TokenLogprobs.wanted(params, num_prompt_tokens, with_prompt=logs_prompt),
             scored_tokens=scored_tokens,
             priority=priority,
@@ -254,8 +255,10 @@ class Request:
         return self.token_ids[self.num_prompt_tokens :].tolist()
 
 
-def _repetition_watch(params: SamplingParams) -> RepetitionWatch | None:
-    return RepetitionWatch(params.stop_on_repetition) if params.stop_on_repetition else None
+def _repetition_watch(params: SamplingParams, max_output_tokens: int) -> RepetitionWatch | None:
+    # An output that is shorter than what has to repeat needs no watch, whose memory grows with it.
+    is_possible = 0 < params.stop_on_repetition <= max_output_tokens
+    return RepetitionWatch(params.stop_on_repetition) if is_possible else None
 
 
 def noise_key(seed: int, row_id: int | str, sample_index: int) -> int:

@@ -32,12 +32,17 @@ class BadWords:
 
     def problem(self, params: SamplingParams) -> RowError | None:
         """Return why the parameters make no sense for this model, or None where they do."""
-        outside = next((t for t, _ in params.logit_bias if t >= self._vocab_size), None)
-        if outside is not None:
-            return _invalid(
-                f"logit_bias names token {outside}, outside the model's vocabulary of "
-                f"{self._vocab_size}"
-            )
+        named = {
+            "logit_bias": [token for token, _ in params.logit_bias],
+            "stop_token_ids": params.stop_token_ids,
+        }
+        for name, tokens in named.items():
+            outside = next((token for token in tokens if token >= self._vocab_size), None)
+            if outside is not None:
+                return _invalid(
+                    f"{name} names token {outside}, outside the model's vocabulary of "
+                    f"{self._vocab_size}"
+                )
         most = max(params.logprobs or 0, params.prompt_logprobs or 0)
         if most > self._vocab_size:
             return _invalid(

@@ -107,7 +107,11 @@ def _store_batch(
 def _priorities(table: pa.RecordBatch, column: str | None) -> pa.Array:
     if column is None:
         return pa.array(np.zeros(table.num_rows, np.int64))
-    return pc.fill_null(pc.cast(table.column(column), pa.int64()), 0)
+    values = table.column(column)
+    if pa.types.is_uint64(values.type):
+        # Whatever is above the range of the store is equally far back.
+        values = pc.min_element_wise(values, pa.scalar(2**63 - 1, pa.uint64()), skip_nulls=False)
+    return pc.fill_null(pc.cast(values, pa.int64()), 0)
 
 
 def _list_array(rows: Sequence[IdArray | None]) -> pa.ListArray:

@@ -4,6 +4,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from typing import Any, Self
 
 from batchgen.sampling.structure import Structure
@@ -15,6 +16,10 @@ MAX_SAMPLES = 16_384
 MAX_LOGPROBS = 100
 # As in vLLM and OpenAI's API; it decides over any model's logits.
 MAX_BIAS = 100
+# Far above any model's context and vocabulary. Counts that mean "no limit" (sys.maxsize, 1e30)
+# come down to it, so that sums of them fit the columns of the engine and of the output.
+NO_LIMIT = 2**31 - 1
+_LIMITS = ("max_tokens", "min_tokens", "top_k", "stop_on_repetition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,8 @@ class SamplingParams:
     """Sampling parameters of one request.
 
     Names and meanings are vLLM's. ``top_k`` is off at 0 and at -1. Construction does
-    not check; :meth:`problem` does, so that a bad row can become an error row.
+    not check; :meth:`problem` does, so that a bad row can become an error row. Counts above
+    ``NO_LIMIT`` become it.
 
     Attributes:
         n: samples for each prompt.
@@ -77,6 +83,12 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     structured: Structure | None = None
     score_choices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in _LIMITS:
+            value = getattr(self, name)
+            if isinstance(value, Integral) and int(value) > NO_LIMIT:
+                object.__setattr__(self, name, NO_LIMIT)
 
     @property
     def is_greedy(self) -> bool:

@@ -7,8 +7,9 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -225,6 +226,28 @@ def test_a_value_that_fits_no_column_is_reported_and_not_lost_in_the_thread(tmp_
     with pytest.raises(OutputError, match="cannot write"):
         write(tmp_path, [RowResult("text", 1, 0, "ok")])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("max_tokens_cut", 2**31),
+        ("output_token_ids", [1, 10**30]),
+        ("stop_reason", 7),
+        ("label_scores", [("a", "b")]),
+    ],
+)
+def test_t6_a_value_that_fits_no_column_is_its_rows_error_and_its_neighbours_are_kept(
+    tmp_path: Path, column: str, value: Any
+) -> None:
+    bad = replace(result(1), **{column: value})
+    write(tmp_path, [result(0), bad, result(2)])
+    rows = pq.read_table(tmp_path).to_pylist()
+    assert [row["status"] for row in rows] == ["ok", "error", "ok"]
+    assert rows[1]["error_type"] == "engine_error"
+    assert f"the column {column}" in rows[1]["error_message"]
+    assert rows[1]["generated_text"] is None
+    assert [rows[0]["generated_text"], rows[2]["generated_text"]] == ["text", "text"]
 
 
 @pytest.mark.parametrize("cut", [0.0, 0.6])

@@ -10,10 +10,13 @@ import pyarrow as pa
 
 from batchgen.data.output.carry import CarriedRows
 from batchgen.data.output.logprobs import LOGPROBS_TYPE, RowLogprobs, logprob_array
+from batchgen.errors import RowErrorType
 
 # Well below the 2^31 bytes that the offsets of one Arrow string array can address.
 MAX_BATCH_BYTES = 1 << 28
 OUTPUT_ID_KEY = "batchgen.output_id"
+# What Arrow raises for a value that has no place in a column.
+_NO_ARRAY = (pa.ArrowException, OverflowError, TypeError, ValueError)
 # What a row takes besides its text and its tokens: numbers, offsets, validity bits.
 _FIXED_ROW_BYTES = 200
 
@@ -212,14 +215,42 @@ def _split(
 def _to_batch(
     rows: Sequence[RowResult], schema: pa.Schema, carried: CarriedRows | None
 ) -> pa.RecordBatch:
-    arrays = [
+    try:
+        arrays = _to_arrays(rows, schema)
+    except _NO_ARRAY:
+        # One row must not take the others of its part with it.
+        arrays = _to_arrays([_writable(row, schema) for row in rows], schema)
+    if carried is not None:
+        arrays += carried.take(np.array([row.row_index for row in rows], dtype=np.int64))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _to_arrays(rows: Sequence[RowResult], schema: pa.Schema) -> list[pa.Array]:
+    return [
         _to_array([getattr(row, field.name) for row in rows], field.type)
         for field in schema
         if field.name in OWN_COLUMNS
     ]
-    if carried is not None:
-        arrays += carried.take(np.array([row.row_index for row in rows], dtype=np.int64))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _writable(row: RowResult, schema: pa.Schema) -> RowResult:
+    """Return the row, or an error row in its place where a value does not fit its column."""
+    for field in schema:
+        if field.name not in OWN_COLUMNS:
+            continue
+        try:
+            _to_array([getattr(row, field.name)], field.type)
+        except _NO_ARRAY as error:
+            return RowResult(
+                id=row.id,
+                row_index=row.row_index,
+                sample_index=row.sample_index,
+                status="error",
+                finish_reason="error",
+                error_type=RowErrorType.ENGINE_ERROR.value,
+                error_message=f"the column {field.name} cannot hold the row's value: {error}",
+            )
+    return row
 
 
 def _to_array(values: list[Any], kind: pa.DataType) -> pa.Array:
