@@ -31,18 +31,6 @@ def _content(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
-def test_t07_a_lock_that_was_removed_is_made_again_and_nobody_else_gets_in(tmp_path: Path) -> None:
-    with OutputDir(tmp_path) as out:
-        begin(out)
-        (tmp_path / "_lock").unlink()
-        write(tmp_path, ok(0))
-        with pytest.raises(UsageError, match="in use"), OutputDir(tmp_path):
-            pass
-        write(tmp_path, ok(1))
-    assert keys(tmp_path) == [(0, 0), (1, 0)]
-    assert not (tmp_path / "_lock").exists()
-
-
 # Another process that begins a run, writes row 1, waits for a line, and ends.
 _SECOND = """
 import sys
@@ -55,6 +43,23 @@ with OutputDir(Path(sys.argv[1])) as out:
     print(flush=True)
     sys.stdin.readline()
 """
+
+
+def test_t07_a_run_whose_lock_was_removed_stops_though_the_other_run_has_ended(
+    tmp_path: Path,
+) -> None:
+    with OutputDir(tmp_path) as out:
+        begin(out)
+        write(tmp_path, ok(0))
+        (tmp_path / "_lock").unlink()
+        command = [sys.executable, "-c", _SECOND, str(tmp_path)]
+        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True)
+        before = _content(tmp_path)
+        with pytest.raises(OutputError, match=r"another run may have taken .* _lock was removed"):
+            write(tmp_path, ok(1))
+    assert _content(tmp_path) == before
+    run(tmp_path, ok(2))
+    assert keys(tmp_path) == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_t07_a_run_whose_directory_was_taken_over_changes_nothing_any_more(tmp_path: Path) -> None:

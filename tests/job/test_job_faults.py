@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +14,15 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.stress.torture import FAILPOINT, Torture, report
-from tests.support.command_server import CommandServer, Run
+from tests.support.command_server import NO_LOCKS, CommandServer, Run
 from tests.support.killed_job import KilledJob, Results
 from tests.support.notes import Note
 
-FAULTS = ("kill", "term", "enospc", "eio")
+FAULTS = ("kill", "term", "enospc", "eio", "lock removed", "no locks")
+REPLACING = ("kill", "lock removed", "no locks")
 KILLED, INTERRUPTED = -9, 75
+# What happens at the step itself; the others happen around it.
+AT_STEP = {"lock removed": "stop", "no locks": "kill"}
 # What the operating system refuses ends a run with one of these.
 FAILED = (1, 2)
 
@@ -57,10 +61,15 @@ class Stage:
         self.job = KilledJob(folder, model)
         self._command_server = command_server
 
-    def run(self, scene: Scene, failpoint: str | None = None) -> Run:
+    def run(
+        self, scene: Scene, fault: str = "", failpoint: str | None = None, log: str = "log.txt"
+    ) -> Run:
         environment = {} if failpoint is None else {FAILPOINT: failpoint}
+        environment |= NO_LOCKS if fault == "no locks" else {}
         more = dict(argument.split("=", 1) for argument in scene.arguments)
-        return self._command_server.start(self.job.given | more, self.job.log, environment)
+        return self._command_server.start(
+            self.job.given | more, self.job.log.with_name(log), environment
+        )
 
     def set(self, scene: Scene) -> None:
         shutil.rmtree(self.job.out, ignore_errors=True)
@@ -70,29 +79,46 @@ class Stage:
     def points(self, scene: Scene) -> Sequence[str]:
         """The steps of an undisturbed run, in their order."""
         self.set(scene)
-        run = self.run(scene, "*:say")
+        run = self.run(scene, failpoint="*:say")
         assert run.wait() == 0, run.said
         return [line.split()[1][:-1] for line in run.said.splitlines() if "failpoint" in line]
 
     def play(self, cell: Cell, expected: Results) -> str:
         """Let a step fail, then give the same command again: what went wrong, or nothing."""
         self.set(cell.scene)
-        run = self.run(cell.scene, f"{cell.point}:{cell.fault}:{cell.nth}")
-        code = run.wait()
+        at_step = AT_STEP.get(cell.fault, cell.fault)
+        run = self.run(cell.scene, cell.fault, f"{cell.point}:{at_step}:{cell.nth}")
         try:
-            assert f"failpoint {cell.point}: {cell.fault}" in run.said, "it never came to it"
+            if cell.fault == "lock removed":
+                self._let_another_in(run, cell, expected)
+            code = run.wait()
+            assert f"failpoint {cell.point}: {at_step}" in run.said, "it never came to it"
             assert code in self._codes(cell), f"exit code {code}"
             self.job.check_kept(expected)
-            again = self.run(cell.scene)
+            again = self.run(cell.scene, cell.fault)
             assert again.wait() == 0, f"the same command again: {again.said}"
             self.job.check_finished(expected)
-        except AssertionError as error:
+        except (AssertionError, OSError) as error:
             return f"{error}\n{run.said}"
         return ""
 
+    def _let_another_in(self, run: Run, cell: Cell, expected: Results) -> None:
+        """Remove the lock of a run that is stopped, let another do the job, and go on with it."""
+        assert run.wait_until_stopped(), "it never stopped"
+        (self.job.out / "_lock").unlink(missing_ok=True)
+        second = self.run(cell.scene, log="second.txt")
+        code = second.wait()
+        run.send(signal.SIGCONT)
+        run.wait()
+        assert code == 0, f"the second run: {second.said}"
+        self.job.check_finished(expected)
+
     def _codes(self, cell: Cell) -> tuple[int, ...]:
-        if cell.fault == "kill":
+        if cell.fault in ("kill", "no locks"):
             return (KILLED,)
+        if cell.fault == "lock removed":
+            # One that had nothing left to change does not find out.
+            return (*FAILED, 0)
         # A signal that comes when all is done changes nothing any more.
         is_done = (self.job.out / "_SUCCESS").exists()
         return ((INTERRUPTED, 0) if is_done else (INTERRUPTED,)) if cell.fault == "term" else FAILED
@@ -130,7 +156,7 @@ def test_h07_every_step_that_fails_in_every_way_loses_and_doubles_nothing(
     finished = shutil.copytree(stages[0].job.out, tmp_path / "finished")
     scenes = [
         first,
-        Scene("retry", ("output.retry_errors=true",), finished, ("switch", "replace"), FAULTS[:1]),
+        Scene("retry", ("output.retry_errors=true",), finished, ("switch", "replace"), REPLACING),
         Scene("overwrite", ("output.overwrite=true",), finished, ("clear",)),
     ]
     todo = [cell for scene in scenes for cell in cells(stages[0], scene)]
@@ -154,9 +180,9 @@ def table(outcome: Mapping[Cell, str]) -> str:
         name = f"{cell.scene.name}: {cell.point}" + (f" #{cell.nth}" if cell.nth > 1 else "")
         rows.setdefault(name, {})[cell.fault] = "FAILED" if wrong else "ok"
     width = max(map(len, rows))
-    head = f"\n{'step':{width}}  " + "  ".join(f"{fault:6}" for fault in FAULTS)
+    head = f"\n{'step':{width}}  " + "  ".join(f"{fault:12}" for fault in FAULTS)
     lines = (
-        f"{name:{width}}  " + "  ".join(f"{found.get(fault, '-'):6}" for fault in FAULTS)
+        f"{name:{width}}  " + "  ".join(f"{found.get(fault, '-'):12}" for fault in FAULTS)
         for name, found in rows.items()
     )
     return "\n".join([head, *lines])

@@ -5,6 +5,8 @@ everything and loads tokenizer and weights once; a run is a fork of it.
 """
 
 import contextlib
+import errno
+import fcntl
 import functools
 import gc
 import importlib
@@ -22,6 +24,8 @@ from types import TracebackType
 from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
+NO_LOCKS = {"TEST_NO_LOCKS": "1"}
+"""Of a run's environment: the file system knows no locks."""
 _ENV = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -115,6 +119,14 @@ class Run:
             self._code = self._command_server.ask({"look_at": self.pid})
         return self._code
 
+    def wait_until_stopped(self) -> bool:
+        """Wait until a signal has stopped it; False where it has ended instead."""
+        status = Path(f"/proc/{self.pid}/stat")
+        while self.wait(0.005) is None:
+            if status.read_text().rpartition(")")[2].split()[0] == "T":
+                return True
+        return False
+
     def send(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self._code is None:
@@ -197,6 +209,10 @@ def _warm_up(model: str) -> None:
     gc.freeze()
 
 
+def _refuse_lock(descriptor: int, how: int) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
 def _run(order: Mapping[str, Any]) -> None:
     from tests.support.killed_job import composed, run_composed
 
@@ -204,6 +220,8 @@ def _run(order: Mapping[str, Any]) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.environ.update(order["env"])
+    if order["env"].items() >= NO_LOCKS.items():
+        fcntl.flock = _refuse_lock
     # What the warm process found may not be what the run is told.
     tempfile.tempdir = None
     code = 1

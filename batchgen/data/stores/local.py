@@ -103,6 +103,7 @@ class LocalStore:
         Returns:
             whether it was not there.
         """
+        self._confirm(place)
         missing = [each for each in (place, *place.parents) if not each.exists()]
         place.mkdir(parents=True, exist_ok=True)
         for each in missing:

@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import json
-import logging
 import os
 import socket
 import sys
@@ -18,8 +17,6 @@ from typing import Self
 
 from batchgen.data import failpoints
 from batchgen.errors import UsageError
-
-logger = logging.getLogger(__name__)
 
 _NO_LOCKS_HERE = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 # Somebody who only looks whether a run is alive holds the lock for a moment.
@@ -103,13 +100,15 @@ class DirectoryLock:
         failpoints.reached("lock.begin")
         patient_until = time.monotonic() + _PATIENCE_S
         while self._descriptor is None:
-            self._descriptor = self._try_to_take(os.O_CREAT)
+            self._descriptor = self._try_to_take()
             if self._descriptor is None and time.monotonic() > patient_until:
                 raise UsageError(self._held_message())
         self._found = self._directory_now()
 
     def confirm(self) -> None:
-        """Check that the directory is still this run's; take a lock anew that was removed.
+        """Check that the directory is still this run's.
+
+        A lock file that is gone is not made again: another run may have come and gone since.
 
         Raises:
             TakenOverError: it is not; nothing of it may be changed any more.
@@ -124,17 +123,11 @@ class DirectoryLock:
             )
         if self._is_current(self._descriptor):
             return
-        taken = None
-        with suppress(FileExistsError):
-            taken = self._try_to_take(os.O_CREAT | os.O_EXCL)
-        if taken is None:
-            raise TakenOverError(
-                f"{Owner.read(self._path) or 'another run'} has taken {where} over, since "
-                f"{self._path.name} was removed while this run was at work"
-            )
-        logger.warning("%s was removed; this run has made it again", self._path)
-        os.close(self._descriptor)
-        self._descriptor = taken
+        owner = Owner.read(self._path)
+        raise TakenOverError(
+            f"{owner or 'another run'} {'has' if owner else 'may have'} taken {where} over, since "
+            f"{self._path.name} was removed while this run was at work"
+        )
 
     def release(self) -> None:
         """Remove the lock file, if it is still ours, and let go."""
@@ -147,9 +140,9 @@ class DirectoryLock:
             finally:
                 os.close(descriptor)
 
-    def _try_to_take(self, flags: int) -> int | None:
+    def _try_to_take(self) -> int | None:
         """Open the lock file and lock it; None if somebody else has it for now."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o644)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             if self._lock_and_sign(descriptor):
                 taken, descriptor = descriptor, -1
