@@ -8,6 +8,9 @@ A small job with rows of all kinds runs in a process of its own and is killed as
 does to files. After each kill every file under a final name must be whole, no row there twice,
 and each row what it is in an undisturbed run; then the same command goes on, to be killed again
 or to end. Whenever a run ends, its output must be exactly the undisturbed one's.
+
+One run in four finds a file system without locks. One in four has its lock removed at a random
+moment while a second run begins: whoever loses it stops, and the same must hold.
 """
 
 import argparse
@@ -19,10 +22,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.command_server import CommandServer, Run
+from tests.support.command_server import NO_LOCKS, CommandServer, Run
 from tests.support.killed_job import KilledJob, Results, make_model
 
 FAILPOINT = "BATCHGEN_FAILPOINT"
+FAILED, REFUSED = 1, 2
 
 
 @dataclass
@@ -33,7 +37,12 @@ class Torture:
         kills: kills so far, by what the run was doing.
         ended: runs that ended by themselves and gave the undisturbed output.
         resumed: runs that found rows of a killed one.
+        without_locks: runs on a file system without locks.
+        taken_over: runs that stopped since their lock was removed.
+        takes_over: whether locks are removed, and missing: not on object storage.
     """
+
+    takes_over = True
 
     job: KilledJob
     command_server: CommandServer
@@ -41,6 +50,8 @@ class Torture:
     kills: Counter[str] = field(default_factory=Counter)
     ended: int = 0
     resumed: int = 0
+    without_locks: int = 0
+    taken_over: int = 0
 
     def undisturbed(self) -> tuple[Results, float, int]:
         """Run once in peace: the results, the seconds it takes, the steps it has."""
@@ -63,6 +74,8 @@ class Torture:
         expected, duration_s, steps = self.undisturbed()
         self.job.clear()
         while sum(self.kills.values()) < kills:
+            if self.takes_over and self.draw.random() < 0.25:
+                self.remove_lock(duration_s, expected)
             run = self.kill_somewhere(duration_s, steps)
             kept = self.job.check_kept(expected)
             if run.wait() == -signal.SIGKILL:
@@ -83,6 +96,24 @@ class Torture:
         run.kill()
         return run
 
+    def remove_lock(self, duration_s: float, expected: Results) -> None:
+        """Remove a run's lock while it works, and let a second one begin.
+
+        Raises:
+            AssertionError: neither did the job, or something was lost, doubled or changed.
+        """
+        environment = self.surroundings()
+        first = self.command_server.start(self.job.given, self.job.log, environment)
+        first.wait(self.draw.random() * duration_s)
+        (self.job.out / "_lock").unlink(missing_ok=True)
+        log = self.job.log.with_name("second.txt")
+        second = self.command_server.start(self.job.given, log, environment)
+        codes = first.wait(), second.wait()
+        assert set(codes) <= {0, FAILED, REFUSED}, first.said + second.said
+        assert 0 in codes, first.said + second.said
+        self.taken_over += FAILED in codes
+        self.job.check_kept(expected)
+
     def check_end(self, run: Run, expected: Results) -> None:
         """Check a run that ended by itself, and sometimes begin anew.
 
@@ -99,7 +130,14 @@ class Torture:
     def start(self, failpoint: str | None) -> Run:
         """Start a run, at one of whose steps something happens."""
         more = {} if failpoint is None else {FAILPOINT: failpoint}
-        return self.command_server.start(self.job.given, self.job.log, self.job.environment | more)
+        return self.command_server.start(self.job.given, self.job.log, self.surroundings() | more)
+
+    def surroundings(self) -> dict[str, str]:
+        """Draw the environment of a run."""
+        if not self.takes_over or self.draw.random() >= 0.25:
+            return self.job.environment
+        self.without_locks += 1
+        return self.job.environment | NO_LOCKS
 
 
 def _doing(run: Run) -> str:
@@ -133,7 +171,9 @@ def report(torture: Torture) -> str:
     by_phase = ", ".join(f"{count} in {phase}" for phase, count in torture.kills.most_common())
     return (
         f"{sum(torture.kills.values())} kills ({by_phase}); {torture.resumed} times rows of a "
-        f"killed run were there\n{torture.ended} runs ended, each with the undisturbed output"
+        f"killed run were there\n{torture.ended} runs ended, each with the undisturbed output\n"
+        f"{torture.without_locks} runs had no locks; {torture.taken_over} stopped since another "
+        "run had their lock"
     )
 
 

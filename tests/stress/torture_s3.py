@@ -108,6 +108,7 @@ class StoredTorture(Torture):
         failures: requests that failed in them.
     """
 
+    takes_over = False
     job: StoredJob
     proxy: Proxy = field(default_factory=lambda: Proxy(""))
     changes: int = 0
