@@ -89,6 +89,9 @@ def _prune(value: Any) -> Any:
 
 
 def _check(given: Any, where: str) -> Message:
+    if isinstance(given, list) and given and all(isinstance(each, tuple) for each in given):
+        # A map, as Spark and DuckDB write messages; JSON has no tuples.
+        given = dict(given)
     if not isinstance(given, dict):
         raise ValueError(f"{where} must have a role and content, not be {given!r}")
     message: Message = {key: item for key, item in given.items() if item is not None}

@@ -234,7 +234,7 @@ def check_type(source: Source, column: str, kind: pa.DataType) -> None:
     """
     fits = {
         Source.TEXT: is_text(kind),
-        Source.MESSAGES: is_text(kind) or is_list_of(kind, pa.types.is_struct),
+        Source.MESSAGES: is_text(kind) or is_list_of(kind, _is_message),
         Source.TOKEN_IDS: is_list_of(kind, pa.types.is_integer),
     }
     if fits[source] or pa.types.is_null(kind):
@@ -248,6 +248,10 @@ def check_type(source: Source, column: str, kind: pa.DataType) -> None:
     if source is Source.TEXT and is_list_of(kind, pa.types.is_struct):
         hint = f"; for chat messages set prompt.messages_column={column}"
     raise UsageError(f"column '{column}' must be {wanted[source]}, but is {kind}{hint}")
+
+
+def _is_message(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind) or (pa.types.is_map(kind) and is_text(kind.key_type)))
 
 
 def check_tokenizer(source: Source, spec: PromptSpec, tokenizer: Tokenizer | None) -> None:

@@ -152,7 +152,7 @@ def read_carried(
     most = source.num_rows if limit is None else limit
     for file in source.files:
         left = min(file.num_rows, most - file.first_row_index)
-        for batch in _iter_batches(file, schema.names, 1024) if left > 0 else ():
+        for batch in _carried_batches(file, schema.names) if left > 0 else ():
             rows = batch.slice(0, left)
             try:
                 columns = [_carried(rows, field) for field in schema]
@@ -162,6 +162,24 @@ def read_carried(
             left -= rows.num_rows
             if left <= 0:
                 break
+
+
+def _carried_batches(file: InputFile, names: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yield a file's carried columns.
+
+    Raises:
+        UsageError: naming the column that cannot be read, if it is one of them.
+    """
+    try:
+        yield from _iter_batches(file, names, 1024)
+    except UsageError:
+        for name in names:
+            try:
+                for _ in _iter_batches(file, [name], 1024):
+                    pass
+            except UsageError as error:
+                raise UsageError(f"output.carry_columns: column {name}: {error}") from error
+        raise
 
 
 def _carried(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
@@ -224,7 +242,14 @@ class _Reader:
         index = batch.schema.get_field_index(name)
         if index < 0:
             return pa.nulls(batch.num_rows, kind)
-        return replace_invalid_text(conform(batch.column(index), kind))
+        array = batch.column(index)
+        try:
+            return replace_invalid_text(conform(array, kind))
+        except pa.ArrowNotImplementedError as error:
+            raise UsageError(
+                f"input.path: column {name} is {array.type}, which cannot be read as {kind}: "
+                f"{error}; cast it when the files are written"
+            ) from error
 
     def _ids(self, file: InputFile, row: int, batch: pa.RecordBatch) -> pa.Array:
         if self.id_column is None:

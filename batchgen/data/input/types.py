@@ -20,18 +20,28 @@ def is_text(kind: pa.DataType) -> bool:
 def normalize_type(kind: pa.DataType) -> pa.DataType:
     """Give the plain type for a type as it stands in a file.
 
-    Dictionaries become their values, ``string_view`` becomes ``string``; inside lists
-    and structs as well. Everything else stays as it is.
+    Dictionaries become their values, extension types (such as JSON) what they are stored as.
+    ``string_view`` becomes ``string``, and so do bytes, as which some writers store text. Inside
+    lists, maps and structs as well. Everything else stays as it is.
     """
-    if pa.types.is_dictionary(kind):
-        return normalize_type(kind.value_type)
-    if pa.types.is_string_view(kind):
-        return pa.string()
+    inside = getattr(kind, "value_type", None) if pa.types.is_dictionary(kind) else None
+    inside = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else inside
+    if inside is not None:
+        return normalize_type(inside)
+    if pa.types.is_map(kind):
+        return pa.map_(normalize_type(kind.key_type), normalize_type(kind.item_type))
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(normalize_type(field.type)) for field in kind])
     if _is_list(kind):
         return _list_like(kind, normalize_type(kind.value_type))
-    return kind
+    return _plain_text(kind)
+
+
+def _plain_text(kind: pa.DataType) -> pa.DataType:
+    """Return the type of text for views and bytes, else the type itself."""
+    if pa.types.is_large_binary(kind):
+        return pa.large_string()
+    return pa.string() if pa.types.is_string_view(kind) or _is_bytes(kind) else kind
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:
@@ -139,13 +149,28 @@ def _common_struct(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
 
 
 def conform(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Bring a column of a file to its common type.
+    """Bring a column of a file to its common type; bytes become text unchecked.
 
     Raises:
         pyarrow.ArrowInvalid: the values do not fit, as with more than 2 GiB of text in
             one array of ``string``.
     """
+    if array.type.equals(kind):
+        return array
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    if pa.types.is_dictionary(array.type) and not pa.types.is_dictionary(kind):
+        array = array.dictionary_decode()
+    if _is_bytes(array.type) and is_text(kind) and not pa.types.is_dictionary(kind):
+        raw = pa.large_binary() if pa.types.is_large_string(kind) else pa.binary()
+        array = array.cast(raw).view(kind)
     return array if array.type.equals(kind) else array.cast(kind)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    )
 
 
 def replace_invalid_text(array: pa.Array) -> pa.Array:
