@@ -7,6 +7,7 @@ stock model's (``load_check``).
 """
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -113,7 +114,7 @@ def load_config(source: ModelSource) -> Any:
     except Exception as error:  # a family's configuration checks itself as it likes
         where = "" if Path(source.path).exists() else taken_as_hub_name(source.path)
         raise UsageError(
-            f"model.path={source.path}: {where}no usable configuration: {error}"
+            f"model.path={source.path}: {where}no usable configuration: {_reason(error)}"
         ) from error
     config = whole.get_text_config(decoder=True)
     try:
@@ -320,4 +321,14 @@ def _refusal(source: ModelSource, error: Exception) -> UsageError:
     if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
         # The family looks its attention up in a table of its own.
         return UsageError(f"model.path={source.path}: the model {NOT_CALLED}")
-    return UsageError(f"model.path={source.path} cannot be loaded: {error}")
+    return UsageError(f"model.path={source.path} cannot be loaded: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error of transformers says; of a KeyError that is only a name."""
+    if not isinstance(error, KeyError):
+        return str(error)
+    return (
+        f"it names {error}, which transformers {version('transformers')} does not know (a RoPE "
+        "type or an activation, for example); another release of transformers may"
+    )

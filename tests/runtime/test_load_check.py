@@ -1,5 +1,6 @@
 """What the load check refuses, and that it refuses nothing that is right."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,23 @@ def test_gemma3_checkpoints_with_a_vision_part_load_their_text_part(tmp_path: Pa
     torch.manual_seed(0)
     tf.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
     assert len(_load(tmp_path).layers) == text.num_hidden_layers
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"hidden_act": "foo"},
+        {"rope_parameters": {"rope_type": "foo", "rope_theta": 1e4, "factor": 2.0}},
+    ],
+)
+def test_t28_a_word_that_transformers_does_not_know_is_not_all_that_is_said(
+    named: dict[str, Any], tmp_path: Path
+) -> None:
+    save("llama", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    with pytest.raises(UsageError, match=r"names 'foo', which transformers .* does not know"):
+        _load(tmp_path)
 
 
 # -- logits -----------------------------------------------------------------------------------
