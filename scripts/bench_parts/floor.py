@@ -115,10 +115,11 @@ def job_work(rows: JobRows, config: Config) -> Work:
     plan, _ = rows.stream(by_prefix)
     room = rows.inputs.limits.max_model_len
     lengths = rows.store.lengths[plan.order]
+    shared = plan.requests_by_prefix.shared_by_store_row(rows.store.num_rows)
     wanted = np.array([rows.params[row].max_tokens for row in plan.order.tolist()])
     return count_work(
         lengths.tolist(),
-        plan.shared_tokens[plan.order].tolist(),
+        shared[plan.order].tolist(),
         np.minimum(wanted, room - lengths).tolist(),
     )
 

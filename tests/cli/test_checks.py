@@ -45,7 +45,7 @@ def test_g04_missing_and_empty_values_are_named_all_at_once(empty, refusal):
         ("pool.cpu_memory_gib", 0.0, "positive"),
         ("pool.cpu_memory_gib", float("nan"), "positive"),
         ("pool.swap_gib", -1.0, "positive"),
-        ("engine.max_num_seqs", 0, "at least 1"),
+        ("engine.max_num_seqs", 0, "between 1 and 1048576"),
         ("engine.max_num_batched_tokens", 0, "at least 1"),
         ("model.max_model_len", 0, "at least 1"),
         ("model.dtype", "float8", "bfloat16"),
